@@ -1,0 +1,136 @@
+"""Every exception that Pollux raises on purpose.
+
+    PolluxError
+    ├── InvalidInput           what a person or another program handed in: field, value, problem, fix
+    │   ├── InvalidSpec        a job or cluster specification
+    │   ├── InvalidProfile     measurements of a job
+    │   ├── InvalidModel       parameters, limits or statistics of a goodput model
+    │   ├── InvalidDocument    JSON that is not one of ours, or of another schema version
+    │   └── UnknownName        a name that no registry knows (application, policy, throughput model …)
+    ├── MissingDependency      an optional package that this command needs
+    ├── IllegalTransition      a bug: the job life cycle has no such step
+    ├── InfeasiblePlan         a bug: a policy gave out what the cluster does not have
+    ├── StaleGeneration        a message of an earlier generation, to be dropped
+    └── BackendError           an engine or a machine failed
+        ├── Temporary          worth another try after `retry_after_s`
+        └── Permanent          trying again cannot help
+
+A message says what is wrong, with the values, and what to do next. All of them can be pickled: plans are made in
+other processes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolluxError(Exception):
+    """The root: `except PolluxError` catches everything that Pollux raises on purpose."""
+
+
+class InvalidInput(PolluxError, ValueError):
+    """Input that cannot be used; nothing of it was applied."""
+
+    def __init__(self, field: str, value: object, problem: str, fix: str) -> None:
+        super().__init__(field, value, problem, fix)
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value!r}: {self.problem}. {self.fix}."
+
+
+class InvalidSpec(InvalidInput):
+    """A job or cluster specification that cannot be used."""
+
+
+class InvalidProfile(InvalidInput):
+    """Measurements that cannot be fitted."""
+
+
+class InvalidModel(InvalidInput):
+    """Parameters, limits or statistics outside their range."""
+
+
+class InvalidDocument(InvalidInput):
+    """JSON that does not describe the expected type."""
+
+
+class UnknownName(InvalidInput):
+    """A name that is not registered; the message lists the names that are."""
+
+    def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
+        self.known = tuple(sorted(known))
+        close = difflib.get_close_matches(value, self.known, n=1)
+        hint = f"Did you mean {close[0]!r}? Known" if close else "Known"
+        super().__init__(field, value, "no such name", f"{hint}: {', '.join(self.known) or 'none'}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.field, self.value, self.known)
+
+
+class MissingDependency(PolluxError, ImportError):
+    """A package that is not installed because it is optional."""
+
+    def __init__(self, package: str, purpose: str, extra: str) -> None:
+        PolluxError.__init__(self, package, purpose, extra)
+        self.package = package
+        self.purpose = purpose
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.purpose} needs the package {self.package!r}. Install it with: pip install 'pollux[{self.extra}]'."
+
+
+class IllegalTransition(PolluxError):
+    """A step that the job life cycle does not have: always a bug in Pollux."""
+
+    def __init__(self, job: str, phase: str, event: str, history: tuple[str, ...] = ()) -> None:
+        super().__init__(job, phase, event, history)
+        self.job = job
+        self.phase = phase
+        self.event = event
+        self.history = history
+
+    def __str__(self) -> str:
+        story = " → ".join(self.history) or "none recorded"
+        return f"job {self.job}: {self.event!r} is impossible in phase {self.phase!r}. History: {story}. Please report this."
+
+
+class InfeasiblePlan(PolluxError):
+    """A plan that the cluster cannot hold: always a bug in a policy."""
+
+
+class StaleGeneration(PolluxError):
+    """A message that belongs to an earlier generation of a job; drop it."""
+
+    def __init__(self, job: str, got: int, current: int) -> None:
+        super().__init__(job, got, current)
+        self.job = job
+        self.got = got
+        self.current = current
+
+    def __str__(self) -> str:
+        return f"job {self.job}: message of generation {self.got} dropped, the job is at {self.current}."
+
+
+class BackendError(PolluxError):
+    """An engine, a daemon or a machine failed."""
+
+
+class Temporary(BackendError):
+    """A failure that may pass."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} Trying again in {self.retry_after_s:g} s."
+
+
+class Permanent(BackendError):
+    """A failure that another try cannot mend."""
