@@ -1,0 +1,95 @@
+"""The `pollux` command: its groups, its global options, and what a failure looks like.
+
+Exit codes: 0 done · 1 failed · 2 wrong input (as for a wrong option) · 70 a bug in Pollux · 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pollux import __version__
+from pollux.cli import doctor, output, profile
+from pollux.errors import InvalidInput, PolluxError
+
+FAILED = 1
+INVALID_INPUT = 2
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class PolluxGroup(TyperGroup):
+    """The root group: turns exceptions into one line and an exit code; with `--debug`, into a traceback before it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, typer.TyperException):
+            raise  # typer's own: wrong usage, an early end
+        except KeyboardInterrupt:
+            output.note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as failure:
+            if isinstance(failure, BrokenPipeError):
+                raise  # `pollux … | head`: typer ends quietly
+            raise typer.Exit(_report(failure, ctx.params["debug"])) from None
+
+
+def _report(failure: Exception, debug: bool) -> int:
+    """Say what went wrong and return the exit code, which `--debug` does not change."""
+    if debug:
+        output.note(traceback.format_exc().rstrip())
+    match failure:
+        case InvalidInput():
+            output.error(str(failure))
+            return INVALID_INPUT
+        case PolluxError():
+            output.error(str(failure))
+            return FAILED
+        case OSError():  # a full disk, a lost connection: the machine's, not ours
+            output.error(f"{failure}" if debug else f"{failure} (where: pollux --debug …)")
+            return FAILED
+    what = " ".join(f"{type(failure).__name__}: {failure}".split())
+    advice = "this is a bug" if debug else "this is a bug, run again with --debug (pollux --debug …) and report it"
+    output.error(f"{what} ({advice})")
+    return BUG
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pollux {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=PolluxGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", envvar="POLLUX_DEBUG", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Co-adaptive cluster scheduling for deep learning: GPUs, batch sizes and learning rates tuned for goodput."""
+
+
+app.command()(doctor.doctor)
+app.add_typer(profile.app, name="profile")
+
+
+def main() -> None:
+    """Entry point of the `pollux` script."""
+    app(prog_name="pollux")
+
+
+if __name__ == "__main__":
+    main()

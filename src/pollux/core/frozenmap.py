@@ -1,0 +1,83 @@
+"""`FrozenMap`: the only mapping that core data holds.
+
+Equal content means equal hash, equal iteration order and equal bytes, however the map was built. Keys must be
+hashable and comparable with one another (text, `Shape`, `ObservationKey`); values must be hashable to hash the map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, NoReturn, TypeVar
+
+K = TypeVar("K")
+V_co = TypeVar("V_co", covariant=True)
+W = TypeVar("W")
+
+
+class FrozenMap(Mapping[K, V_co], Generic[K, V_co]):
+    """An immutable mapping that iterates in ascending order of its keys.
+
+    Building costs one sort (linear when the input is sorted already); looking up costs what a dict costs. The hash is
+    computed once, on demand, and never pickled: text hashes differ from process to process.
+    """
+
+    __slots__ = ("_content", "_hash")
+
+    _content: dict[K, V_co]
+    _hash: int | None
+
+    def __init__(self, content: Mapping[K, V_co] | Iterable[tuple[K, V_co]] = ()) -> None:
+        if isinstance(content, FrozenMap):
+            ordered = content._content
+        else:
+            given = dict(content)
+            ordered = {key: given[key] for key in sorted(given)} if len(given) > 1 else given  # type: ignore[type-var]
+        object.__setattr__(self, "_content", ordered)
+        object.__setattr__(self, "_hash", None)
+
+    def __getitem__(self, key: K) -> V_co:
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._content
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FrozenMap):
+            return self._content == other._content
+        return self._content == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash(tuple(self._content.items())))
+        assert self._hash is not None
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"FrozenMap({self._content!r})"
+
+    def __reduce__(self) -> tuple[type[FrozenMap[K, V_co]], tuple[dict[K, V_co]]]:
+        return type(self), (self._content,)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a FrozenMap cannot change ({name!r}): build another one with `with_item` or `without`")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a FrozenMap cannot change ({name!r}): build another one with `with_item` or `without`")
+
+    def with_item(self, key: K, value: W) -> FrozenMap[K, V_co | W]:
+        """The same map with `key` set to `value`."""
+        content: dict[K, V_co | W] = dict(self._content)
+        content[key] = value
+        return FrozenMap(content)
+
+    def without(self, key: K) -> FrozenMap[K, V_co]:
+        """The same map less `key`; the map itself if it has no such key."""
+        if key not in self._content:
+            return self
+        return FrozenMap({other: value for other, value in self._content.items() if other != key})

@@ -1,0 +1,200 @@
+"""A job: what its owner asked for (`JobSpec`) and where it stands (`Job`). No callables, no handles of any engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pollux.core import checks
+from pollux.core.allocation import Allocation
+from pollux.core.frozenmap import FrozenMap
+from pollux.core.ids import JobId
+from pollux.core.model import BatchLimits, JobModel
+from pollux.core.phase import Phase
+from pollux.core.profile import Profile
+from pollux.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the owner of a job asks for; changes only by a rescale."""
+
+    id: JobId
+    name: str = ""
+    """For people; need not be unique. Empty: the id serves."""
+    command: tuple[str, ...] = ()
+    """Program and arguments, never passed through a shell."""
+    working_dir: str = ""
+    env: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    checkpoint_dir: str = ""
+    application: str | None = None
+    """The kind of training task, opaque here: jobs of one kind behave alike."""
+
+    min_gpus: int = 1
+    """The fewest that it can run on. A job that waits holds none all the same."""
+    max_gpus: int | None = None
+    """The most that it can use; None: no limit of its own."""
+    gpu_type: str | None = None
+    """Run on this type only; None: on any."""
+    requested_gpus: int | None = None
+    """What the owner would choose; the size of a rigid job, and what policies that do not adapt sizes give."""
+    rigid: bool = False
+    """Runs on exactly `requested_gpus`: a script that cannot change its size."""
+    preemptible: bool = True
+    """False: once it runs, it keeps at least `min_gpus` until it ends."""
+
+    limits: BatchLimits | None = None
+    requested_batch_size: int | None = None
+    """Total batch size that the owner would choose; None: the initial one."""
+    fixed_batch: bool = False
+    """Keep the total batch size at the requested one (the initial one if none was requested)."""
+
+    priority: int = 0
+    """Higher goes first, where a policy knows priorities."""
+    team: str = ""
+    deadline_s: float | None = None
+    """Wanted ready so many seconds after its submission."""
+    retries: int = 3
+    """How many failures are answered by another try."""
+
+    def __post_init__(self) -> None:
+        checks.text(InvalidSpec, "id", self.id)
+        for name in ("name", "working_dir", "checkpoint_dir", "team"):
+            checks.text(InvalidSpec, name, getattr(self, name), may_be_empty=True)
+        if not isinstance(self.command, tuple):
+            raise InvalidSpec("command", self.command, "must be a tuple of texts", "Give each argument as its own item")
+        for position, argument in enumerate(self.command):
+            checks.text(InvalidSpec, f"command[{position}]", argument, may_be_empty=position > 0)
+        checks.frozen(InvalidSpec, "env", self.env)
+        for name, value in self.env.items():
+            checks.text(InvalidSpec, f'env["{name}"]', value, may_be_empty=True)
+        for name in ("application", "gpu_type"):
+            if getattr(self, name) is not None:
+                checks.text(InvalidSpec, name, getattr(self, name))
+        for name in ("rigid", "preemptible", "fixed_batch"):
+            checks.flag(InvalidSpec, name, getattr(self, name))
+        checks.instance(InvalidSpec, "limits", self.limits, BatchLimits, optional=True)
+        checks.whole(InvalidSpec, "requested_batch_size", self.requested_batch_size, 1, optional=True)
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise InvalidSpec("priority", self.priority, "must be a whole number", "Give an int; 0 is ordinary")
+        checks.finite(InvalidSpec, "deadline_s", self.deadline_s, 0, above=True, optional=True)
+        checks.whole(InvalidSpec, "retries", self.retries, 0)
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        checks.whole(InvalidSpec, "min_gpus", self.min_gpus, 1)
+        checks.whole(InvalidSpec, "max_gpus", self.max_gpus, 1, optional=True)
+        checks.whole(InvalidSpec, "requested_gpus", self.requested_gpus, 1, optional=True)
+        if self.max_gpus is not None and self.max_gpus < self.min_gpus:
+            raise InvalidSpec(
+                "max_gpus", self.max_gpus, f"less than min_gpus = {self.min_gpus}", "Raise max_gpus or lower min_gpus"
+            )
+        if self.rigid and self.requested_gpus is None:
+            raise InvalidSpec("requested_gpus", None, "a rigid job needs a size", "Say how many GPUs it runs on")
+        if self.fixed_batch and self.requested_batch_size is None and self.limits is None:
+            raise InvalidSpec(
+                "fixed_batch", True, "there is no batch size to keep", "Give requested_batch_size or limits"
+            )
+
+    @property
+    def gpu_bounds(self) -> tuple[int, int | None]:
+        """Fewest and most GPUs when it runs; for a rigid job both are its size."""
+        if self.rigid and self.requested_gpus is not None:
+            return self.requested_gpus, self.requested_gpus
+        return self.min_gpus, self.max_gpus
+
+
+_NOT_CHANGING = frozenset(phase for phase in Phase if not phase.holds_gpus) | {Phase.STARTING, Phase.RUNNING}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job at one moment. Changed by the scheduler's `apply` only, by building the next one."""
+
+    spec: JobSpec
+    submitted_at_s: float
+    phase: Phase = Phase.PENDING
+    generation: int = 0
+    """The generation that trains, or that is being started; 0 before the first start."""
+    issued_generation: int = 0
+    """The highest number ever given out, abandoned ones included; the next start or resize takes one more."""
+    membership: int = 0
+    """How often the survivors of this generation have re-formed."""
+    allocation: Allocation = field(default_factory=Allocation)
+    """What the present generation holds; not empty exactly while the phase holds GPUs."""
+    next_allocation: Allocation | None = None
+    """What `issued_generation` will hold, while a resize is under way."""
+    model: JobModel | None = None
+    profile: Profile = field(default_factory=Profile)
+    num_reallocations: int = 0
+    num_failures: int = 0
+    attained_gpu_s: float = 0.0
+    first_started_at_s: float | None = None
+    finished_at_s: float | None = None
+    exit_reason: str = ""
+    exit_code: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
+        checks.instance(InvalidSpec, "phase", self.phase, Phase)
+        checks.finite(InvalidSpec, "submitted_at_s", self.submitted_at_s, None)
+        for name in ("generation", "issued_generation", "membership", "num_reallocations", "num_failures"):
+            checks.whole(InvalidSpec, name, getattr(self, name), 0)
+        checks.finite(InvalidSpec, "attained_gpu_s", self.attained_gpu_s, 0)
+        checks.finite(InvalidSpec, "first_started_at_s", self.first_started_at_s, None, optional=True)
+        checks.finite(InvalidSpec, "finished_at_s", self.finished_at_s, None, optional=True)
+        if self.issued_generation < self.generation:
+            raise InvalidSpec(
+                "issued_generation",
+                self.issued_generation,
+                f"below generation = {self.generation}",
+                "Set it to the highest number given out",
+            )
+        self._check_phase()
+
+    def _check_phase(self) -> None:
+        phase = self.phase
+        if phase.holds_gpus != bool(self.allocation):
+            problem = "must hold GPUs" if phase.holds_gpus else "must not hold GPUs"
+            held = dict(self.allocation.gpus)
+            raise InvalidSpec("allocation", held, f"a {phase} job {problem}", "Change both at once")
+        if phase is Phase.RESIZING and not self.next_allocation:
+            raise InvalidSpec(
+                "next_allocation", self.next_allocation, "a resizing job needs a target", "Say what it is to hold"
+            )
+        if self.next_allocation is not None and phase in _NOT_CHANGING:
+            target = dict(self.next_allocation.gpus)
+            raise InvalidSpec("next_allocation", target, f"a {phase} job is not being resized", "Set it to None")
+        if phase.is_terminal != (self.finished_at_s is not None):
+            problem = "must have an end" if phase.is_terminal else "cannot have ended"
+            raise InvalidSpec("finished_at_s", self.finished_at_s, f"a {phase} job {problem}", "Change both at once")
+
+    @property
+    def id(self) -> JobId:
+        return self.spec.id
+
+    @property
+    def occupied(self) -> Allocation:
+        """All GPUs that nobody else may have now: during a resize the old ones and the new ones."""
+        return self.allocation if self.next_allocation is None else self.allocation.union(self.next_allocation)
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since submission, never negative."""
+        return max(now_s - self.submitted_at_s, 0.0)
+
+    def expects(self, generation: int) -> bool:
+        """Whether a message of that generation is to be heeded: the one that trains, or the one getting ready."""
+        if not self.phase.holds_gpus:
+            return False
+        return generation == self.generation or (
+            self.next_allocation is not None and generation == self.issued_generation
+        )
+
+    def awaits(self, generation: int) -> bool:
+        """Whether that generation is getting ready, so that `ReplicasReady` or `GenerationAbandoned` may end it."""
+        if self.next_allocation is not None:
+            return generation == self.issued_generation
+        return self.phase is Phase.STARTING and generation == self.generation
+
+    def may_have_finished(self, generation: int) -> bool:
+        """Whether a finish of that generation counts: also that of a job given up since, whose node came back."""
+        return self.expects(generation) or (not self.phase.is_terminal and 0 < generation == self.generation)

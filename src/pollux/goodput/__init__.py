@@ -1,0 +1,63 @@
+"""The goodput model: throughput, efficiency, noise scale, fitting, and the best (m, s). Pure NumPy.
+
+Must not know clocks, files, torch, or who asks. Formulas beside function names: docs/goodput.md.
+"""
+
+from pollux.goodput.best import NOTHING_FITS, UNKNOWN_GRADIENT, BestConfig, best
+from pollux.goodput.candidates import PUBLISHED_BATCH, BatchOptions
+from pollux.goodput.efficiency import efficiency, gain, noise_scale
+from pollux.goodput.fit import Fit, fit, fit_many
+from pollux.goodput.fit_options import PUBLISHED, FitOptions
+from pollux.goodput.goodput import GoodputModel
+from pollux.goodput.levels import (
+    PAPER,
+    RACKS,
+    LevelsModel,
+    ThetaRacks,
+    ThetaSys,
+    t_grad,
+    t_iter,
+    t_sync,
+    throughput_model,
+)
+from pollux.goodput.observations import Observations
+from pollux.goodput.tables import Envelope, ShapeSet, Tables, tables
+from pollux.goodput.throughput import Minimum, Prior, Theta, ThroughputModel, iteration_time, throughput
+
+__all__ = [
+    "NOTHING_FITS",
+    "PAPER",
+    "PUBLISHED",
+    "PUBLISHED_BATCH",
+    "RACKS",
+    "UNKNOWN_GRADIENT",
+    "BatchOptions",
+    "BestConfig",
+    "Envelope",
+    "Fit",
+    "FitOptions",
+    "GoodputModel",
+    "LevelsModel",
+    "Minimum",
+    "Observations",
+    "Prior",
+    "ShapeSet",
+    "Tables",
+    "Theta",
+    "ThetaRacks",
+    "ThetaSys",
+    "ThroughputModel",
+    "best",
+    "efficiency",
+    "fit",
+    "fit_many",
+    "gain",
+    "iteration_time",
+    "noise_scale",
+    "t_grad",
+    "t_iter",
+    "t_sync",
+    "tables",
+    "throughput",
+    "throughput_model",
+]

@@ -1,0 +1,54 @@
+"""The best (m, s) for the GPUs that a job holds (paper, section 4.1). Tables over all shapes and jobs: `tables`.
+
+    goodput = throughput × efficiency = M0 / (T_iter · (a + b·M0/M)),   a = sqr/(sqr + var), b = var/(sqr + var)
+
+so the best configuration minimises the *cost* T_iter·(a + b·M0/M). Unlike φ = M0·b/a, the shares a and b have no
+infinities: b = 1 is a gradient of pure noise, where every batch size is fully efficient.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pollux.core import BatchLimits, GradientStats, Shape
+from pollux.goodput.candidates import BatchOptions, candidates
+from pollux.goodput.throughput import Theta, ThroughputModel
+
+UNKNOWN_GRADIENT = GradientStats(sqr=0.0, var=1.0)
+"""Before any gradient was measured: φ = ∞, every batch size is fully efficient (policies that explore rely on it)."""
+
+
+class BestConfig(NamedTuple):
+    """What a job should run with, and what that brings."""
+
+    per_gpu_batch_size: int
+    accumulation_steps: int
+    goodput: float
+    """Useful examples per second; zero if no configuration fits the limits."""
+
+    def batch_size(self, num_gpus: int) -> int:
+        return num_gpus * self.per_gpu_batch_size * (self.accumulation_steps + 1)
+
+
+NOTHING_FITS = BestConfig(0, 0, 0.0)
+"""No (m, s) is inside the limits, for instance because K replicas of the smallest m exceed M_max."""
+
+
+def best(
+    model: ThroughputModel,
+    theta: Theta,
+    shape: Shape,
+    gradient: GradientStats,
+    limits: BatchLimits,
+    options: BatchOptions = BatchOptions(),
+) -> BestConfig:
+    """The (m, s) of highest goodput for one shape; NOTHING_FITS if there is none."""
+    K = shape.num_gpus
+    choice = candidates(K, limits, options)
+    if not len(choice.m):
+        return NOTHING_FITS
+    total = gradient.sqr + gradient.var
+    level = model.level(shape.num_nodes, shape.num_racks)
+    index, cost = model.cheapest(theta, K, level, choice, gradient.sqr / total, gradient.var / total)
+    m, s = int(choice.m[index]), int(choice.s[index])
+    return BestConfig(min(m, limits.max_batch_size // (K * (s + 1))), s, limits.initial_batch_size / cost)

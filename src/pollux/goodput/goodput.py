@@ -1,0 +1,67 @@
+"""Goodput of one job: throughput × statistical efficiency, with everything it depends on in one frozen bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pollux.core import BatchLimits, GradientStats, JobModel, Shape
+from pollux.errors import InvalidModel, UnknownName
+from pollux.goodput.best import UNKNOWN_GRADIENT, BestConfig, best
+from pollux.goodput.candidates import BatchOptions
+from pollux.goodput.efficiency import gain
+from pollux.goodput.levels import throughput_model
+from pollux.goodput.numerics import Real
+from pollux.goodput.throughput import ThroughputModel, throughput
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputModel:
+    """A job's goodput as a function of shape and batch size, on one GPU type."""
+
+    model: ThroughputModel
+    theta: tuple[float, ...]
+    gradient: GradientStats
+    limits: BatchLimits
+    options: BatchOptions = BatchOptions()
+
+    def __post_init__(self) -> None:
+        names, lower, upper = self.model.parameters, self.model.lower, self.model.upper
+        if len(self.theta) != len(names):
+            raise InvalidModel("theta", self.theta, f"needs {len(names)} values", f"Give {', '.join(names)}")
+        for name, value, low, high in zip(names, self.theta, lower, upper, strict=True):
+            if not 0.0 <= value < float("inf") or value > high or (low >= 1.0 and value < low):
+                raise InvalidModel(name, value, f"must be finite and within {low:g} … {high:g}", "Fit the job again")
+
+    @classmethod
+    def of(cls, job: JobModel, gpu_type: str, options: BatchOptions = BatchOptions()) -> GoodputModel:
+        """From what a job reported; without gradient statistics yet, every batch size counts as fully efficient."""
+        if gpu_type not in job.throughput:
+            raise UnknownName("gpu_type", gpu_type, job.throughput)
+        fitted = job.throughput[gpu_type]
+        model = throughput_model(fitted.model)
+        missing = [name for name in model.parameters if name not in fitted.params]
+        if missing:
+            raise InvalidModel("params", dict(fitted.params), f"{', '.join(missing)} missing", "Fit the job again")
+        theta = tuple(fitted.params[name] for name in model.parameters)
+        return cls(model, theta, job.gradient or UNKNOWN_GRADIENT, job.limits, options)
+
+    def with_gradient(self, gradient: GradientStats) -> GoodputModel:
+        return replace(self, gradient=gradient)
+
+    def throughput(self, shape: Shape, m: Real, s: Real = 0) -> Real:
+        """Examples per second."""
+        level = self.model.level(shape.num_nodes, shape.num_racks)
+        return throughput(self.model, self.theta, shape.num_gpus, level, m, s)
+
+    def efficiency(self, M: Real) -> Real:
+        """Progress per example at total batch size M, relative to M0."""
+        scale = M / self.limits.initial_batch_size
+        return gain(self.gradient.sqr, self.gradient.var, scale) / scale
+
+    def goodput(self, shape: Shape, m: Real, s: Real = 0) -> Real:
+        """Useful examples per second."""
+        return self.throughput(shape, m, s) * self.efficiency(shape.num_gpus * m * (s + 1))
+
+    def best(self, shape: Shape) -> BestConfig:
+        """The (m, s) of highest goodput on this shape."""
+        return best(self.model, self.theta, shape, self.gradient, self.limits, self.options)

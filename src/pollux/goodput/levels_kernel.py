@@ -1,0 +1,238 @@
+"""The hot loops of the paper's model family: loss with exact slopes, the fit, and iteration times.
+
+Machine code where numba is installed (see `compiled`). Parameters are α, β of compute, α, β of each level, γ. The fit
+is a projected Levenberg–Marquardt with re-weighting: each iteration solves a weighted linear problem whose gradient is
+the loss's, steps, clips to the bounds, and keeps the step only if the loss fell. So the loss never rises and any start
+is safe. `generic_fit` minimises the same loss with SciPy and is the specification that the tests compare with.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pollux.goodput.compiled import compiled
+from pollux.goodput.numerics import FloatArray
+
+
+@compiled
+def sync_seconds(theta: FloatArray, K: float, level: int) -> float:
+    """T_sync without overlap: zero for one GPU."""
+    if K <= 1.0:
+        return 0.0
+    seconds: float = theta[2 + 2 * level] + theta[3 + 2 * level] * (K - 2.0)
+    return seconds
+
+
+@compiled
+def cheapest(
+    theta: FloatArray, K: float, level: int, m: FloatArray, s: FloatArray, factor: FloatArray, a: float, b: float
+) -> tuple[int, float]:
+    """Index and cost of the candidate [C] with the lowest T_iter·(a + b·factor); the first of equals."""
+    gamma = theta[-1]
+    sync_power = sync_seconds(theta, K, level) ** gamma
+    lowest, index = math.inf, 0
+    for i in range(len(m)):
+        grad = theta[0] + theta[1] * m[i]
+        last = grad if sync_power == 0.0 else (grad**gamma + sync_power) ** (1.0 / gamma)
+        cost = (s[i] * grad + last) * (a + b * factor[i])
+        if cost < lowest:
+            lowest, index = cost, i
+    return index, lowest
+
+
+@compiled
+def loss_and_slopes(
+    theta: FloatArray,
+    rows: FloatArray,
+    half_weight: FloatArray,
+    delta: float,
+    penalty: FloatArray,
+    ties: FloatArray,
+    gradient: FloatArray,
+    curvature: FloatArray,
+) -> float:
+    """Loss at theta; its gradient [P] and Gauss–Newton curvature [P, P] are written into the last two arguments.
+
+    rows         [n, 5]  K, level, m, ln measured T_grad, ln measured T_iter
+    half_weight  [2]     of the errors of T_grad and of T_iter
+    delta                > 0: mean of √(r² + δ²) − δ;  0: root of the mean of r²
+    penalty      [2]     weights of (γ − 1)² and of each (β/α)²
+    ties         [T, 3]  parameter, other, factor: counts as factor × the other where it is smaller (unseen levels)
+    """
+    P, n = len(theta), len(rows)
+    gradient[:] = 0.0
+    curvature[:] = 0.0
+    slope = np.zeros((2, 5))  # by α_grad, β_grad, α_level, β_level, γ
+    half_gradient = np.zeros((2, P))
+    half_curvature = np.zeros((2, P, P))
+    half_error = np.zeros(2)
+    column = np.zeros(5, dtype=np.int64)
+    column[1], column[4] = 1, P - 1
+    gamma = theta[P - 1]
+    residual = np.zeros(2)
+    for i in range(n):
+        K, level, m = rows[i, 0], int(rows[i, 1]), rows[i, 2]
+        column[2], column[3] = 2 + 2 * level, 3 + 2 * level
+        grad = theta[0] + theta[1] * m
+        log_grad = math.log(grad)
+        slope[0, 0], slope[0, 1] = 1.0 / grad, m / grad
+        residual[0] = log_grad - rows[i, 3]
+        slope[1, :] = slope[0, :]
+        residual[1] = log_grad - rows[i, 4]
+        sync = sync_seconds(theta, K, level)
+        if sync > 0.0:
+            log_sync = math.log(sync)
+            # shares of the two powers, from their ratio: nothing overflows whatever the times
+            sync_share = 1.0 / (1.0 + math.exp(gamma * (log_grad - log_sync)))
+            grad_share = 1.0 - sync_share
+            log_step = max(log_grad, log_sync) + math.log1p(math.exp(-gamma * abs(log_grad - log_sync))) / gamma
+            residual[1] = log_step - rows[i, 4]
+            slope[1, 0], slope[1, 1] = grad_share / grad, grad_share * m / grad
+            slope[1, 2], slope[1, 3] = sync_share / sync, sync_share * (K - 2.0) / sync
+            slope[1, 4] = (grad_share * log_grad + sync_share * log_sync - log_step) / gamma
+        else:
+            slope[1, 2:] = 0.0
+        for half in range(2):
+            r = residual[half]
+            size = math.sqrt(r * r + delta * delta)
+            half_error[half] += size - delta if delta > 0.0 else r * r
+            weight = 1.0 / size if delta > 0.0 else 1.0
+            entries = 2 if half == 0 or sync <= 0.0 else 5
+            for p in range(entries):
+                weighted = weight * slope[half, p]
+                half_gradient[half, column[p]] += weighted * r
+                for q in range(entries):
+                    half_curvature[half, column[p], column[q]] += weighted * slope[half, q]
+    value = 0.0
+    for half in range(2):
+        if delta > 0.0:
+            scale = half_weight[half] / n
+            value += scale * half_error[half]
+        else:
+            error = math.sqrt(half_error[half] / n)
+            scale = half_weight[half] / (n * max(error, 1e-9))
+            value += half_weight[half] * error
+        gradient += scale * half_gradient[half]
+        curvature += scale * half_curvature[half]
+    return float(value + _penalties(theta, penalty, ties, gradient, curvature))
+
+
+@compiled
+def _penalties(
+    theta: FloatArray, penalty: FloatArray, ties: FloatArray, gradient: FloatArray, curvature: FloatArray
+) -> float:
+    """Overlap must be earned (γ → 1) and scaling is believed until disproved (β/α → 0)."""
+    P = len(theta)
+    value = penalty[0] * (theta[P - 1] - 1.0) ** 2
+    gradient[P - 1] += 2.0 * penalty[0] * (theta[P - 1] - 1.0)
+    curvature[P - 1, P - 1] += 2.0 * penalty[0]
+    for alpha in range(2, P - 1, 2):
+        source, beta_source = alpha, alpha + 1
+        factor, beta_factor = 1.0, 1.0
+        for t in range(len(ties)):
+            index, other = int(ties[t, 0]), int(ties[t, 1])
+            if index == source and ties[t, 2] * theta[other] > factor * theta[source]:
+                source, factor = other, factor * ties[t, 2]
+            if index == beta_source and ties[t, 2] * theta[other] > beta_factor * theta[beta_source]:
+                beta_source, beta_factor = other, beta_factor * ties[t, 2]
+        top, bottom = beta_factor * theta[beta_source], factor * theta[source]
+        ratio = top / bottom
+        by_alpha, by_beta = -ratio / theta[source], beta_factor / bottom
+        weight = penalty[1]
+        value += weight * ratio * ratio
+        gradient[source] += 2.0 * weight * ratio * by_alpha
+        gradient[beta_source] += 2.0 * weight * ratio * by_beta
+        curvature[source, source] += 2.0 * weight * by_alpha * by_alpha
+        curvature[beta_source, beta_source] += 2.0 * weight * by_beta * by_beta
+        curvature[source, beta_source] += 2.0 * weight * by_alpha * by_beta
+        curvature[beta_source, source] += 2.0 * weight * by_alpha * by_beta
+    return float(value)
+
+
+@compiled
+def _damped_step(
+    gradient: FloatArray, curvature: FloatArray, active: FloatArray, damping: float, step: FloatArray
+) -> None:
+    """Solve (H + damping·diag H)·step = −gradient over the active parameters; the others stay.
+
+    Scaled by diag H first: parameters differ by seven orders of magnitude. Cholesky, by hand: the systems are tiny.
+    """
+    P = len(gradient)
+    scale = np.zeros(P)
+    for p in range(P):
+        if active[p] > 0.0:
+            scale[p] = 1.0 / math.sqrt(max(curvature[p, p], 1e-100))
+    lower = np.zeros((P, P))
+    for p in range(P):
+        for q in range(p + 1):
+            total = curvature[p, q] * scale[p] * scale[q]
+            if p == q:
+                total += damping + 1e-12 if active[p] > 0.0 else 1.0
+            for k in range(q):
+                total -= lower[p, k] * lower[q, k]
+            lower[p, q] = math.sqrt(max(total, 1e-30)) if p == q else total / lower[q, q]
+    for p in range(P):
+        total = -gradient[p] * scale[p]
+        for k in range(p):
+            total -= lower[p, k] * step[k]
+        step[p] = total / lower[p, p]
+    for p in range(P - 1, -1, -1):
+        total = step[p]
+        for k in range(p + 1, P):
+            total -= lower[k, p] * step[k]
+        step[p] = total / lower[p, p]
+    for p in range(P):
+        step[p] *= scale[p]
+
+
+@compiled
+def minimise(
+    theta: FloatArray,
+    free: FloatArray,
+    lower: FloatArray,
+    upper: FloatArray,
+    rows: FloatArray,
+    half_weight: FloatArray,
+    delta: float,
+    penalty: FloatArray,
+    ties: FloatArray,
+    max_iterations: int,
+    tolerance: float,
+) -> tuple[FloatArray, float, bool, int]:
+    """Parameters of the lowest loss reached from theta, that loss, whether it settled, and the iterations used.
+
+    `free` [P] is 1 for parameters to fit, 0 for those to keep. Settled: no step promises a relative gain above
+    `tolerance` any more.
+    """
+    P = len(theta)
+    here = theta.copy()
+    gradient, curvature = np.zeros(P), np.zeros((P, P))
+    tried_gradient, tried_curvature = np.zeros(P), np.zeros((P, P))
+    active, step, tried = np.zeros(P), np.zeros(P), np.zeros(P)
+    value = loss_and_slopes(here, rows, half_weight, delta, penalty, ties, gradient, curvature)
+    damping = 1e-2
+    for iteration in range(1, max_iterations + 1):
+        for p in range(P):
+            at_wall = (here[p] <= lower[p] and gradient[p] > 0.0) or (here[p] >= upper[p] and gradient[p] < 0.0)
+            active[p] = 0.0 if at_wall else free[p]
+        _damped_step(gradient, curvature, active, damping, step)
+        promised = 0.0
+        for p in range(P):
+            promised -= gradient[p] * step[p]
+            tried[p] = min(max(here[p] + step[p], lower[p]), upper[p])
+        tried_value = loss_and_slopes(tried, rows, half_weight, delta, penalty, ties, tried_gradient, tried_curvature)
+        settled = promised * (1.0 + damping) <= tolerance * (value + 1e-9)
+        if tried_value < value:
+            here[:] = tried
+            gradient[:] = tried_gradient
+            curvature[:] = tried_curvature
+            value = tried_value
+            damping = max(damping * 0.2, 1e-7)
+        else:
+            settled = settled or damping > 1e8
+            damping *= 8.0
+        if settled:
+            return here, value, True, iteration
+    return here, value, False, max_iterations

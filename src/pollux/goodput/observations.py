@@ -1,0 +1,86 @@
+"""Measurements of a job as arrays, checked once, in the form that the fit works on.
+
+One observation is a (shape, per-GPU batch size) that the job ran with: the mean time of a pass without communication
+and of a pass with it. `core.Profile` is what travels and is stored; this is what kernels read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pollux.core import Observation, ObservationKey
+from pollux.errors import InvalidProfile
+from pollux.goodput.numerics import FloatArray
+
+LONGEST_PASS_S = 1e6
+"""A pass of more than eleven days is a broken clock; the bound also keeps powers of times inside floating point."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """Parallel arrays [n] of floats: GPUs, nodes, racks, examples per GPU and pass, seconds."""
+
+    K: FloatArray
+    N: FloatArray
+    R: FloatArray
+    m: FloatArray
+    t_grad: FloatArray
+    t_iter: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.K)
+
+    @classmethod
+    def of(cls, measured: Mapping[ObservationKey, Observation]) -> Observations:
+        """From one GPU type's part of a `Profile`; keys without a synchronising pass are left out."""
+        rows = [
+            (
+                key.shape.num_gpus,
+                key.shape.num_nodes,
+                key.shape.num_racks,
+                key.per_gpu_batch_size,
+                seen.grad_time_s,
+                seen.iteration_time_s,
+            )
+            for key, seen in measured.items()
+            if seen.sync_count > 0
+        ]
+        return cls.from_rows(rows)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[float, float, float, float, float, float]]) -> Observations:
+        """From rows (K, N, R, m, t_grad, t_iter); raises InvalidProfile for what cannot be fitted."""
+        table = np.array(list(rows), dtype=float).reshape(-1, 6)
+        if len(table) == 0:
+            raise InvalidProfile("profile", [], "no observation to fit", "Run at least one synchronising pass first")
+        seen = cls(*np.ascontiguousarray(table.T))
+        seen._check()
+        return seen
+
+    def subset(self, chosen: FloatArray) -> Observations:
+        """The observations that a boolean mask or an index array picks."""
+        return Observations(
+            self.K[chosen], self.N[chosen], self.R[chosen], self.m[chosen], self.t_grad[chosen], self.t_iter[chosen]
+        )
+
+    def _check(self) -> None:
+        rules = (
+            ("num_gpus", self.K, self.K >= 1, "at least one GPU is needed", "Give K ≥ 1"),
+            ("num_racks", self.R, self.R >= 1, "at least one rack is needed", "Give 1 ≤ racks ≤ nodes"),
+            ("num_nodes", self.N, self.N >= self.R, "fewer nodes than racks", "Give nodes ≥ racks ≥ 1"),
+            ("num_gpus", self.K, self.K >= self.N, "K < N: fewer GPUs than nodes", "Give K ≥ N, one GPU a node"),
+            ("per_gpu_batch_size", self.m, self.m > 0, "must be positive", "Give the examples per GPU and pass"),
+            ("grad_time_s", self.t_grad, self.t_grad > 0, "a pass takes positive time", "Check the timer"),
+            ("iteration_time_s", self.t_iter, self.t_iter > 0, "a pass takes positive time", "Check the timer"),
+        )
+        for field, values, holds, problem, fix in rules:
+            good = holds & np.isfinite(values) & (values <= LONGEST_PASS_S)
+            if not good.all():
+                row = int(np.flatnonzero(~good)[0])
+                value = float(values[row])
+                if not np.isfinite(value) or value > LONGEST_PASS_S:
+                    problem = f"must be finite and at most {LONGEST_PASS_S:g}"
+                raise InvalidProfile(f"observation {row}: {field}", value, problem, fix)

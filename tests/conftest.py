@@ -1,0 +1,33 @@
+"""What every test may use: the measured data, and hypothesis with settings that suit this project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+IS_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+# No deadline: a shared machine is slow at times, and no test here asserts wall-clock time.
+settings.register_profile("default", deadline=None)
+# The same examples on every run, so that a red build is red for its change alone.
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if IS_CI else "default")
+
+
+@pytest.fixture(scope="session")
+def pollux_data() -> Path:
+    """The folder of measured data: `POLLUX_DATA`, else `../shared/data` beside the checkout.
+
+    Without it a test is skipped on a developer's machine and fails where CI is set.
+    """
+    folder = Path(os.environ.get("POLLUX_DATA") or ROOT.parent / "shared" / "data").resolve()
+    if not folder.is_dir():
+        reason = f"no measured data at {folder}: set POLLUX_DATA to the folder that holds it"
+        if IS_CI:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder

@@ -1,0 +1,128 @@
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given, settings
+
+from pollux.core import Allocation, BatchLimits, FrozenMap, Job, JobSpec, Phase
+from pollux.errors import InvalidSpec
+
+from .strategies import jobs, specs
+
+HELD = Allocation.of({"a": 2})
+SPEC = JobSpec("j")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "problem"),
+    [
+        ({"id": ""}, "id", "must not be empty"),
+        ({"name": None}, "name", "must be text"),
+        ({"command": "python train.py"}, "command", "tuple of texts"),
+        ({"command": ("", "x")}, "command[0]", "must not be empty"),
+        ({"command": ("python", 3)}, "command[1]", "must be text"),
+        ({"env": {"A": "1"}}, "env", "FrozenMap"),
+        ({"env": FrozenMap({"A": 1})}, 'env["A"]', "must be text"),
+        ({"application": ""}, "application", "must not be empty"),
+        ({"min_gpus": 0}, "min_gpus", "at least 1"),
+        ({"min_gpus": 4, "max_gpus": 2}, "max_gpus", "less than min_gpus = 4"),
+        ({"max_gpus": 2.0}, "max_gpus", "whole number"),
+        ({"rigid": True}, "requested_gpus", "rigid job needs a size"),
+        ({"preemptible": 1}, "preemptible", "true or false"),
+        ({"limits": (1, 2, 3, 4)}, "limits", "BatchLimits"),
+        ({"fixed_batch": True}, "fixed_batch", "no batch size to keep"),
+        ({"requested_batch_size": 0}, "requested_batch_size", "at least 1"),
+        ({"priority": 1.5}, "priority", "whole number"),
+        ({"priority": True}, "priority", "whole number"),
+        ({"deadline_s": 0}, "deadline_s", "greater than 0"),
+        ({"deadline_s": float("inf")}, "deadline_s", "finite"),
+        ({"retries": -1}, "retries", "at least 0"),
+    ],
+)
+def test_a_bad_specification_is_refused_with_field_value_and_fix(changes, field, problem):
+    with pytest.raises(InvalidSpec, match=problem) as caught:
+        JobSpec(**{"id": "j", **changes})
+    assert caught.value.field == field
+    assert caught.value.fix
+
+
+def test_a_rigid_job_has_one_size_and_others_a_range():
+    assert JobSpec("j", requested_gpus=4, rigid=True).gpu_bounds == (4, 4)
+    assert JobSpec("j", requested_gpus=4, min_gpus=2).gpu_bounds == (2, None)
+    assert JobSpec("j", fixed_batch=True, limits=BatchLimits(8, 8, 1, 8)).gpu_bounds == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"phase": "running"}, "phase"),
+        ({"submitted_at_s": float("nan")}, "submitted_at_s"),
+        ({"generation": 2, "issued_generation": 1}, "issued_generation"),
+        ({"membership": -1}, "membership"),
+        ({"attained_gpu_s": -1.0}, "attained_gpu_s"),
+        ({"allocation": HELD}, "allocation"),
+        ({"phase": Phase.RUNNING}, "allocation"),
+        ({"phase": Phase.RESIZING, "allocation": HELD}, "next_allocation"),
+        ({"phase": Phase.RUNNING, "allocation": HELD, "next_allocation": HELD}, "next_allocation"),
+        ({"next_allocation": HELD}, "next_allocation"),
+        ({"phase": Phase.FAILED}, "finished_at_s"),
+        ({"finished_at_s": 3.0}, "finished_at_s"),
+    ],
+)
+def test_a_job_that_contradicts_itself_is_refused(changes, field):
+    with pytest.raises(InvalidSpec) as caught:
+        Job(**{"spec": SPEC, "submitted_at_s": 0.0, **changes})
+    assert caught.value.field == field
+
+
+def test_age_counts_from_submission():
+    job = Job(SPEC, 10.0)
+    assert job.age_s(25.0) == 15.0
+    assert job.age_s(5.0) == 0.0
+    assert job.id == "j"
+
+
+def test_a_resizing_job_occupies_old_and_new_gpus():
+    target = Allocation.of({"a": 1, "b": 3})
+    job = Job(SPEC, 0.0, Phase.RESIZING, 4, 5, allocation=HELD, next_allocation=target)
+    assert job.occupied == Allocation.of({"a": 2, "b": 3})
+    assert Job(SPEC, 0.0, Phase.RUNNING, 4, 4, allocation=HELD).occupied == HELD
+
+
+def test_only_generations_that_live_are_heeded():
+    running = Job(SPEC, 0.0, Phase.RUNNING, 4, 6, allocation=HELD)
+    assert [g for g in range(9) if running.expects(g)] == [4]
+    resizing = replace(running, phase=Phase.RESIZING, next_allocation=HELD)
+    assert [g for g in range(9) if resizing.expects(g)] == [4, 6]
+    waiting = Job(SPEC, 0.0, Phase.PENDING, 4, 6)
+    assert not any(waiting.expects(g) for g in range(9))
+
+
+def test_only_the_newest_generation_can_become_ready():
+    starting = Job(SPEC, 0.0, Phase.STARTING, 4, 4, allocation=HELD)
+    assert [g for g in range(9) if starting.awaits(g)] == [4]
+    running = replace(starting, phase=Phase.RUNNING)
+    assert not any(running.awaits(g) for g in range(9))
+    resizing = replace(running, phase=Phase.RESIZING, issued_generation=6, next_allocation=HELD)
+    assert [g for g in range(9) if resizing.awaits(g)] == [6]
+
+
+def test_a_finish_counts_even_if_the_job_was_given_up():
+    waiting = Job(SPEC, 0.0, Phase.PENDING, 4, 4)
+    assert [g for g in range(9) if waiting.may_have_finished(g)] == [4]
+    assert not Job(SPEC, 0.0).may_have_finished(0)
+    ended = Job(SPEC, 0.0, Phase.CANCELLED, 4, 4, finished_at_s=1.0)
+    assert not ended.may_have_finished(4)
+
+
+@settings(max_examples=30)
+@given(jobs())
+def test_jobs_hold_gpus_exactly_in_the_phases_that_say_so(job):
+    assert bool(job.occupied) == job.phase.holds_gpus
+
+
+@settings(max_examples=30)
+@given(specs())
+def test_specifications_are_frozen_and_hashable(spec):
+    assert hash(spec) == hash(replace(spec))
+    with pytest.raises(FrozenInstanceError):
+        spec.team = "other"
