@@ -8,6 +8,7 @@ grid with both ends loses next to nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -40,6 +41,9 @@ GRID_RATIO = 1.06
 COARSE = 12
 """Below this per-GPU limit, and up to this many passes, integers are so coarse that sizes with needlessly many passes
 are worth trying too: they reach batch sizes that nothing else does."""
+
+SEARCHED_PASSES = 512
+"""How many numbers of passes are searched for the integers nearest to an end of the range."""
 
 FEW = 64
 """Up to this many (m, s) in all, every one is tried."""
@@ -96,7 +100,38 @@ def _grid(K: int, limits: BatchLimits, options: BatchOptions) -> list[tuple[int,
             low = max(low, min(high, top * (passes - 1) // passes))  # smaller ones are cheaper with fewer passes
         for m in range(low, high + 1) if few else _integers(low, high):
             by_batch_size.setdefault(m * passes, (m, passes - 1))
+    if not few and options.accumulation:
+        for m, passes in _ends(K, max(fewest, 2 if alone else 1), limits):
+            by_batch_size.setdefault(m * passes, (m, passes - 1))
     return list(by_batch_size.values())
+
+
+def _ends(K: int, fewest: int, limits: BatchLimits) -> list[tuple[int, int]]:
+    """Pairs (m, passes) that come closest to M0 from above and to M_max from below, each closer with more passes.
+
+    Goodput may have its maximum at either end without being flat there, so the ends must be met as exactly as integers
+    allow; in between the grid is fine enough.
+    """
+    found = []
+    lowest, highest = ceil_div(limits.initial_batch_size, K), floor_div(limits.max_batch_size, K)
+    closest = math.inf
+    for passes in range(fewest, fewest + SEARCHED_PASSES):
+        m = max(limits.min_per_gpu_batch_size, ceil_div(lowest, passes))
+        if m * passes < closest and m <= limits.max_per_gpu_batch_size and m * passes <= highest:
+            closest = m * passes
+            found.append((m, passes))
+        if closest == lowest:
+            break
+    closest = 0
+    enough = max(fewest, highest // limits.max_per_gpu_batch_size)
+    for passes in range(enough, enough + SEARCHED_PASSES):
+        m = min(limits.max_per_gpu_batch_size, highest // passes)
+        if m * passes > closest and m >= limits.min_per_gpu_batch_size and m * passes >= lowest:
+            closest = m * passes
+            found.append((m, passes))
+        if closest == highest:
+            break
+    return found
 
 
 def _few_in_all(K: int, fewest: int, most: int, limits: BatchLimits) -> bool:
