@@ -82,7 +82,9 @@ class MissingDependency(PolluxError, ImportError):
         self.extra = extra
 
     def __str__(self) -> str:
-        return f"{self.purpose} needs the package {self.package!r}. Install it with: pip install 'pollux[{self.extra}]'."
+        return (
+            f"{self.purpose} needs the package {self.package!r}. Install it with: pip install 'pollux[{self.extra}]'."
+        )
 
 
 class IllegalTransition(PolluxError):
@@ -97,7 +99,8 @@ class IllegalTransition(PolluxError):
 
     def __str__(self) -> str:
         story = " → ".join(self.history) or "none recorded"
-        return f"job {self.job}: {self.event!r} is impossible in phase {self.phase!r}. History: {story}. Please report this."
+        step = f"job {self.job}: {self.event!r} is impossible in phase {self.phase!r}"
+        return f"{step}. History: {story}. Please report this."
 
 
 class InfeasiblePlan(PolluxError):

@@ -68,6 +68,7 @@ def examine() -> list[Check]:
     return [
         _python(),
         *(_imported(name, purpose) for name, purpose in BASE),
+        _package("numba", "fits and searches as machine code (without it: the same, much slower)"),
         _package("matplotlib", "plots", "plot"),
         _torch(),
         *(_package(name, "the live service", "service") for name in ("starlette", "uvicorn")),
@@ -108,11 +109,11 @@ def _imported(name: str, purpose: str) -> Check:
     return Check(name, purpose, True, Status.OK, _version(name))
 
 
-def _package(name: str, purpose: str, extra: str) -> Check:
-    """An optional package, by its metadata alone: loading it takes seconds."""
+def _package(name: str, purpose: str, extra: str | None = None) -> Check:
+    """A package that Pollux works without, by its metadata alone: loading it takes seconds."""
     if _is_installed(name):
         return Check(name, purpose, False, Status.OK, _version(name))
-    return Check(name, purpose, False, Status.MISSING, fix=_pip(_extra(extra, name)))
+    return Check(name, purpose, False, Status.MISSING, fix=_pip(_extra(extra, name) if extra else name))
 
 
 def _torch() -> Check:

@@ -114,7 +114,8 @@ def _plain(obj: object) -> Any:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """A table on standard output.
 
-    Columns of numbers are set to the right; a float shows four significant digits, None a dash. A cell may be text,
+    Columns of numbers are set to the right; a float shows four significant digits (a large one
+    all before the point), None a dash. A cell may be text,
     a number or anything that rich renders. Without a terminal nothing is cut: pipes and files get the full width.
     """
     cells = [list(row) for row in rows]
@@ -142,7 +143,7 @@ def _cell(value: object) -> RenderableType:
         case bool():
             return Text("yes" if value else "no")
         case float():
-            return Text(f"{value:.4g}")
+            return Text(f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}")
         case ConsoleRenderable() | RichCast():
             return value
     return Text(str(value))

@@ -4,10 +4,10 @@ Must not know clocks, files, torch, or who asks. Formulas beside function names:
 """
 
 from pollux.goodput.best import NOTHING_FITS, UNKNOWN_GRADIENT, BestConfig, best
-from pollux.goodput.candidates import PUBLISHED_BATCH, BatchOptions
+from pollux.goodput.candidates import DEFAULT_BATCH, PUBLISHED_BATCH, BatchOptions
 from pollux.goodput.efficiency import efficiency, gain, noise_scale
 from pollux.goodput.fit import Fit, fit, fit_many
-from pollux.goodput.fit_options import PUBLISHED, FitOptions
+from pollux.goodput.fit_options import DEFAULT_FIT, PUBLISHED, FitOptions
 from pollux.goodput.goodput import GoodputModel
 from pollux.goodput.levels import (
     PAPER,
@@ -25,6 +25,8 @@ from pollux.goodput.tables import Envelope, ShapeSet, Tables, tables
 from pollux.goodput.throughput import Minimum, Prior, Theta, ThroughputModel, iteration_time, throughput
 
 __all__ = [
+    "DEFAULT_BATCH",
+    "DEFAULT_FIT",
     "NOTHING_FITS",
     "PAPER",
     "PUBLISHED",

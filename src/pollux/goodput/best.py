@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pollux.core import BatchLimits, GradientStats, Shape
-from pollux.goodput.candidates import BatchOptions, candidates
+from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions, candidates
 from pollux.goodput.throughput import Theta, ThroughputModel
 
 UNKNOWN_GRADIENT = GradientStats(sqr=0.0, var=1.0)
@@ -40,7 +40,7 @@ def best(
     shape: Shape,
     gradient: GradientStats,
     limits: BatchLimits,
-    options: BatchOptions = BatchOptions(),
+    options: BatchOptions = DEFAULT_BATCH,
 ) -> BestConfig:
     """The (m, s) of highest goodput for one shape; NOTHING_FITS if there is none."""
     K = shape.num_gpus

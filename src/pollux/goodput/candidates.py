@@ -33,6 +33,7 @@ class BatchOptions:
     """True: the artifact's 50 geometric batch sizes instead of our grid."""
 
 
+DEFAULT_BATCH = BatchOptions()
 PUBLISHED_BATCH = BatchOptions(single_gpu_accumulation=True, published_grid=True)
 
 GRID_RATIO = 1.06
@@ -58,7 +59,7 @@ class Candidates(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def candidates(K: int, limits: BatchLimits, options: BatchOptions = BatchOptions()) -> Candidates:
+def candidates(K: int, limits: BatchLimits, options: BatchOptions = DEFAULT_BATCH) -> Candidates:
     """All (m, s) worth trying with K GPUs; M0 ≤ M ≤ M_max and m within its limits for each."""
     if options.published_grid:
         return _published(K, limits, options)

@@ -15,11 +15,11 @@ import numpy as np
 
 from pollux.core import FrozenMap, ThroughputFit
 from pollux.errors import InvalidModel
-from pollux.goodput.fit_options import FitOptions
+from pollux.goodput.fit_options import DEFAULT_FIT, FitOptions
 from pollux.goodput.levels import PAPER
 from pollux.goodput.numerics import FloatArray
 from pollux.goodput.observations import Observations
-from pollux.goodput.throughput import Prior, ThroughputModel, iteration_time
+from pollux.goodput.throughput import Minimum, Prior, ThroughputModel, iteration_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def fit(
     seen: Observations,
     model: ThroughputModel = PAPER,
     warm: Fit | None = None,
-    options: FitOptions = FitOptions(),
+    options: FitOptions = DEFAULT_FIT,
 ) -> Fit:
     """Fit `model` to one job's observations, from its earlier fit if there is one.
 
@@ -86,7 +86,7 @@ def fit_many(
     jobs: Sequence[Observations],
     model: ThroughputModel = PAPER,
     warm: Sequence[Fit | None] | None = None,
-    options: FitOptions = FitOptions(),
+    options: FitOptions = DEFAULT_FIT,
 ) -> list[Fit]:
     """`fit` for each of many jobs."""
     earlier = list(warm) if warm is not None else [None] * len(jobs)
@@ -95,12 +95,8 @@ def fit_many(
     return [fit(seen, model, old, options) for seen, old in zip(jobs, earlier, strict=True)]
 
 
-def _best_of(seen: Observations, model: ThroughputModel, prior: Prior, starts: FloatArray, options: FitOptions) -> Fit:
-    """Minimise from each start, keep the lowest loss, and report."""
-    starts = np.clip(starts, model.lower, model.upper)
-    for index, value in prior.held.items():
-        starts[:, index] = value
-    found = min((model.minimise(seen, prior, start, options) for start in starts), key=lambda run: run.loss)
+def report(seen: Observations, model: ThroughputModel, prior: Prior, found: Minimum) -> Fit:
+    """What a run of a fit found, with its errors on the observations."""
     theta = prior.settle(found.theta)
     predicted = iteration_time(model, theta, seen.K, model.level(seen.N, seen.R), seen.m, 0)
     residuals = predicted / seen.t_iter - 1.0
@@ -117,3 +113,12 @@ def _best_of(seen: Observations, model: ThroughputModel, prior: Prior, starts: F
         max_gpus_observed=int(seen.K.max()),
         max_nodes_observed=int(seen.N.max()),
     )
+
+
+def _best_of(seen: Observations, model: ThroughputModel, prior: Prior, starts: FloatArray, options: FitOptions) -> Fit:
+    """Minimise from each start and report the lowest loss."""
+    starts = np.clip(starts, model.lower, model.upper)
+    for index, value in prior.held.items():
+        starts[:, index] = value
+    runs = (model.minimise(seen, prior, start, options) for start in starts)
+    return report(seen, model, prior, min(runs, key=lambda run: run.loss))

@@ -34,5 +34,7 @@ class FitOptions:
             raise InvalidModel("FitOptions.max_iterations", self.max_iterations, "must be ≥ 1", "Use the default")
 
 
+DEFAULT_FIT = FitOptions()
+
 PUBLISHED = FitOptions(delta=0.0, grad_weight=1.0, penalty_fades=False, max_iterations=5000, tolerance=1e-14)
 """The artifact's loss, minimised to the end."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pollux.core import BatchLimits, GradientStats, JobModel, Shape
 from pollux.errors import InvalidModel, UnknownName
 from pollux.goodput.best import UNKNOWN_GRADIENT, BestConfig, best
-from pollux.goodput.candidates import BatchOptions
+from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions
 from pollux.goodput.efficiency import gain
 from pollux.goodput.levels import throughput_model
 from pollux.goodput.numerics import Real
@@ -22,7 +22,7 @@ class GoodputModel:
     theta: tuple[float, ...]
     gradient: GradientStats
     limits: BatchLimits
-    options: BatchOptions = BatchOptions()
+    options: BatchOptions = DEFAULT_BATCH
 
     def __post_init__(self) -> None:
         names, lower, upper = self.model.parameters, self.model.lower, self.model.upper
@@ -33,7 +33,7 @@ class GoodputModel:
                 raise InvalidModel(name, value, f"must be finite and within {low:g} … {high:g}", "Fit the job again")
 
     @classmethod
-    def of(cls, job: JobModel, gpu_type: str, options: BatchOptions = BatchOptions()) -> GoodputModel:
+    def of(cls, job: JobModel, gpu_type: str, options: BatchOptions = DEFAULT_BATCH) -> GoodputModel:
         """From what a job reported; without gradient statistics yet, every batch size counts as fully efficient."""
         if gpu_type not in job.throughput:
             raise UnknownName("gpu_type", gpu_type, job.throughput)

@@ -144,9 +144,14 @@ class LevelsModel(ThroughputModel):
 
     def loss(self, seen: Observations, theta: Theta, options: FitOptions) -> float:
         """The loss of a fit with these options at given parameters, to compare fits by."""
+        return self.loss_and_slopes(seen, theta, options)[0]
+
+    def loss_and_slopes(self, seen: Observations, theta: Theta, options: FitOptions) -> tuple[float, FloatArray]:
+        """`loss` with its gradient [P]."""
         at = np.array(theta, dtype=float)
-        P = len(at)
-        return kernel.loss_and_slopes(at, *self._loss(seen, Prior({}), options), np.zeros(P), np.zeros((P, P)))
+        gradient, curvature = np.zeros(len(at)), np.zeros((len(at), len(at)))
+        value = kernel.loss_and_slopes(at, *self._loss(seen, Prior({}), options), gradient, curvature)
+        return value, gradient
 
     def cheapest(self, theta: Theta, K: int, level: Real, choice: Candidates, a: float, b: float) -> tuple[int, float]:
         return kernel.cheapest(np.array(theta), K, int(level), choice.m, choice.s, choice.initial_share, a, b)

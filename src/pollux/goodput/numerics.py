@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 FloatArray: TypeAlias = npt.NDArray[Any]
@@ -16,7 +15,7 @@ Real: TypeAlias = float | FloatArray
 """A number, or an array of them: the kernels take and return both."""
 
 FLOOR = 1e-8
-"""Smallest value of a fitted time in seconds; stands for "nothing" where a logarithm or a ratio needs more than zero."""
+"""Smallest fitted time in seconds: stands for "nothing" where a logarithm or a ratio needs more than zero."""
 
 ROUNDING_SLACK = 1e-8
 """What a share of a batch may exceed an integer by and still be rounded down to it."""

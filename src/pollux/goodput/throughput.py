@@ -70,7 +70,7 @@ class ThroughputModel(Protocol):
         return (FLOOR,) * len(self.parameters)
 
     def level(self, N: Real, R: Real) -> Real:
-        """What of (nodes, racks) matters: shapes with equal K and equal level take the same time. Default: the nodes."""
+        """What of (nodes, racks) matters: equal K and equal level take the same time. Default: the nodes."""
         return N
 
     def t_grad(self, theta: Theta, m: Real) -> Real:

@@ -1,0 +1,50 @@
+"""The built-in applications: one JSON file each, made by `pollux profile fit --write`."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from importlib import resources
+
+from pollux.applications.application import Application
+from pollux.core import codec
+from pollux.errors import UnknownName
+
+
+@lru_cache(maxsize=1)
+def names() -> tuple[str, ...]:
+    """Names of the built-in applications, sorted."""
+    files = resources.files("pollux.applications").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+@lru_cache(maxsize=64)
+def load(name: str) -> Application:
+    """One built-in application."""
+    if name not in names():
+        raise UnknownName("application", name, names())
+    text = resources.files("pollux.applications").joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return from_text(text)
+
+
+def to_text(application: Application) -> str:
+    """JSON that people can read and diff; floats to six digits, which is more than any of them is known to."""
+    text = json.dumps(_rounded(codec.encode(application)), indent=2, ensure_ascii=False)
+    one_line = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
+    return one_line + "\n"
+
+
+def from_text(text: str) -> Application:
+    """The application that `to_text` wrote; raises InvalidDocument for anything else."""
+    return codec.from_json(text, Application)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value
