@@ -62,6 +62,9 @@ class LevelsModel(ThroughputModel):
         self.num_levels = (len(self.parameters) - 3) // 2
         self.upper = (math.inf,) * (len(self.parameters) - 1) + (10.0,)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return throughput_model, (self.name,)  # in another process, too, there is one of each
+
     @property
     def lower(self) -> tuple[float, ...]:
         return (FLOOR,) * (len(self.parameters) - 1) + (1.0,)

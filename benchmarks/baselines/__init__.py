@@ -1,0 +1,1 @@
+"""What Pollux is measured against, written anew from published formulas."""
