@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 else:
     try:
         import numba
-
-        # nogil: an agent fits beside its training thread. error_model: division by zero gives inf, as in NumPy.
-        compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
     except ImportError:
 
         def compiled(function):
             return function
+
+    else:
+
+        def compiled(function):
+            # nogil: an agent fits beside its training thread. error_model: division by zero gives inf, as in NumPy.
+            options = {"nogil": True, "error_model": "numpy"}
+            try:
+                return numba.njit(cache=True, **options)(function)
+            except RuntimeError:  # nowhere to keep compiled code: a read-only installation without a home
+                return numba.njit(**options)(function)

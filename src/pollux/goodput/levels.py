@@ -104,26 +104,25 @@ class LevelsModel(ThroughputModel):
     def prior(self, seen: Observations) -> Prior:
         """Optimism for the unseen (paper, section 4.1): free communication until it was measured.
 
-        One batch size only: half of the time is taken as constant. A level never used costs nothing, and then 1.1 times
-        the level below it, since a wider spread is never believed to be cheaper. Never K > 2: no growth with K. Never
-        K > 1: no overlap.
+        One batch size only: half of the time is taken as constant. A level never used costs nothing; one never used
+        with K > 2 does not grow with K. Neither is believed to be cheaper than 1.1 times the level below. Never K > 1:
+        no overlap.
         """
         held: dict[int, float] = {}
         at_least: list[tuple[int, int, float]] = []
         if (seen.m == seen.m[0]).all():
             held[0] = float(seen.t_grad.mean()) / 2.0
-        most_gpus = float(seen.K.max())
-        if most_gpus <= 1:
+        if (seen.K <= 1).all():
             held[len(self.parameters) - 1] = 1.0
-        used = set(np.asarray(self.level(seen.N, seen.R))[seen.K > 1].tolist())
+        level = np.where(seen.K > 1, self.level(seen.N, seen.R), -1)
         for index in range(self.num_levels):
             alpha, beta = 2 + 2 * index, 3 + 2 * index
-            if index not in used:
-                held[alpha] = held[beta] = FLOOR
+            gpus = seen.K[level == index]
+            unseen = [alpha, beta] if not len(gpus) else [beta] if gpus.max() <= 2 else []
+            for parameter in unseen:
+                held[parameter] = FLOOR
                 if index > 0:
-                    at_least += [(alpha, alpha - 2, 1.1), (beta, beta - 2, 1.1)]
-            elif most_gpus <= 2:
-                held[beta] = FLOOR
+                    at_least.append((parameter, parameter - 2, 1.1))
         return Prior(held, tuple(at_least))
 
     def penalties(self, theta: FloatArray) -> FloatArray:
