@@ -85,5 +85,8 @@ def _summary(store: Store, names: Sequence[str]) -> None:
     print(report.plain(records))
     missed = [key for key, record in records.items() if not report.meets_bound(record)]
     print()
-    print(f"bounds missed: {', '.join(missed)}" if missed else "all bounds met")
+    print(f"bounds missed: {', '.join(missed)}" if missed else "all bounds met of what was measured")
+    left_out = [key for name in names for key in store.context().get(name, {}).get("left_out", {})]
+    if left_out:
+        print(f"left out: {', '.join(left_out)}")
     print(f"written: {store.results_file}, {store.report_file.name}")

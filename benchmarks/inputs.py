@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pollux.core import BatchLimits, GradientStats, Observation, ObservationKey, Shape
-from pollux.goodput import PAPER, GoodputModel, ThetaSys, t_grad, t_iter
+from pollux.goodput import PAPER, GoodputModel, Observations, ThetaSys, t_grad, t_iter
 
 ROOT = Path(__file__).resolve().parents[1]
 NOISE = 0.03
@@ -86,8 +86,27 @@ def profiles(rng: np.random.Generator) -> dict[str, Profile]:
     return {name: dict(_measured(folder / name)) for name in APPLICATIONS}
 
 
+def all_rows(folder: Path) -> dict[str, Observations]:
+    """{application: every measured row}, also those of different placements with equal (N, K, m)."""
+    found = {}
+    for name in APPLICATIONS:
+        rows = [
+            (
+                key.shape.num_gpus,
+                key.shape.num_nodes,
+                1,
+                key.per_gpu_batch_size,
+                seen.grad_time_s,
+                seen.iteration_time_s,
+            )
+            for key, seen in _measured(folder / name)
+        ]
+        found[name] = Observations.from_rows(rows)
+    return found
+
+
 def _measured(folder: Path) -> Iterator[tuple[ObservationKey, Observation]]:
-    """Rows of both files; of equal (N, K, m), as different placements give, the last."""
+    """Rows of both files. In a profile, of equal (N, K, m), as different placements give, the last one stays."""
     for file in ("placements.csv", "scalability.csv"):
         with (folder / file).open(newline="") as lines:
             for row in csv.DictReader(lines):
@@ -100,13 +119,11 @@ def _measured(folder: Path) -> Iterator[tuple[ObservationKey, Observation]]:
 
 
 def _made_up(application: Application, rng: np.random.Generator) -> Iterator[tuple[ObservationKey, Observation]]:
-    """Densest packings of 4 GPUs a node up to 64 GPUs, batch sizes in steps of √2, as the measured data has them."""
+    """Densest packings of 4 GPUs a node up to 64 GPUs, each with up to eight batch sizes."""
     limits = application.limits
-    sizes = np.arange(limits.min_per_gpu_batch_size.bit_length(), limits.max_per_gpu_batch_size.bit_length() + 1, 0.5)
+    sizes = np.geomspace(limits.min_per_gpu_batch_size, limits.max_per_gpu_batch_size, 8)
     for K in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64):
-        for m in sorted({int(np.clip(2**size, limits.min_per_gpu_batch_size, 2**30)) for size in sizes}):
-            if m > limits.max_per_gpu_batch_size:
-                continue
+        for m in sorted({round(size) for size in sizes}):
             N = -(-K // 4)
             noise = np.exp(rng.normal(0.0, NOISE, 2))
             whole = float(t_iter(application.theta, K, N, m) * noise[0])

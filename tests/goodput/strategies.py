@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pollux.core import BatchLimits, GradientStats, Shape
-from pollux.goodput import PAPER, BatchOptions, LevelsModel, Observations, ThetaRacks, ThetaSys, t_iter
+from pollux.goodput import BatchOptions, LevelsModel, Observations, ThetaRacks, ThetaSys, t_iter
 
 gammas = st.sampled_from([1.0, 1.5, 2.0, 4.0, 10.0])
 
@@ -48,9 +48,9 @@ NO_NOISE, ONLY_NOISE = GradientStats(1.0, 0.0), GradientStats(0.0, 1.0)
 gradients = st.sampled_from([NO_NOISE, ONLY_NOISE]) | st.builds(
     GradientStats, log_uniform(1e-6, 1e12), log_uniform(1e-6, 1e12)
 )
-batch_options = st.builds(
-    BatchOptions, accumulation=st.booleans(), single_gpu_accumulation=st.booleans()
-) | st.builds(BatchOptions, accumulation=st.booleans(), fixed_batch=st.just(True))
+batch_options = st.builds(BatchOptions, accumulation=st.booleans(), single_gpu_accumulation=st.booleans()) | st.builds(
+    BatchOptions, accumulation=st.booleans(), fixed_batch=st.just(True)
+)
 
 
 def every_config(K: int, limits: BatchLimits, options: BatchOptions) -> tuple[np.ndarray, np.ndarray]:
@@ -127,5 +127,3 @@ def predicted(fit, seen: Observations) -> np.ndarray:
     """T_iter of a fit under the circumstances of these observations."""
     model = fit.model
     return model.t_step(fit.theta, seen.K, model.level(seen.N, seen.R), seen.m)
-
-

@@ -67,6 +67,7 @@ def test_the_goodput_reported_is_that_of_the_configuration_reported(theta, shape
 
 
 @given(thetas, shapes(), gradients, limits())
+@example(THETA, Shape(3), ONLY_NOISE, BatchLimits(1, 7, 1, 1))  # m must not be lowered to 0
 def test_the_published_grid_too_stays_inside_the_upper_limits(theta, shape, gradient, box):
     found = best(PAPER, theta, shape, gradient, box, PUBLISHED_BATCH)
     if found != NOTHING_FITS:

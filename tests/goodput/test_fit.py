@@ -127,7 +127,7 @@ def test_a_single_point_and_the_same_point_thrice_give_a_sound_fit_that_meets_it
     for seen in (Observations.from_rows([row]), Observations.from_rows([row] * 3)):
         found = fit(seen)
         assert_sound(found, PAPER)
-        if row[4] < row[5] and row[0] > 2:  # a step that waits longer than it computes can be met
+        if row[0] > 1 and row[5] > row[4] > 1e-7 * row[3]:  # a pass that is not all floor, in a step that takes longer
             assert PAPER.t_grad(found.theta, row[3]) == pytest.approx(row[4], rel=0.1)
 
 
@@ -167,7 +167,7 @@ ABSURD = {
 @pytest.mark.parametrize("theta", ABSURD.values(), ids=ABSURD)
 @pytest.mark.parametrize("honest", [False, True], ids=["claims a good loss", "says how bad it is"])
 def test_a_warm_start_recovers_from_an_absurd_earlier_fit(theta, honest):
-    for seed in range(12):
+    for seed in (*range(8), 39, 53):  # from the last two, one start alone ends in a poor minimum
         seen = problem(seed)
         cold = fit(seen)
         loss = PAPER.loss(seen, theta, FitOptions()) if honest else cold.loss
@@ -195,7 +195,8 @@ def test_many_fits_at_once_are_the_fits_one_by_one():
 def test_the_racks_model_fits_jobs_that_span_racks_better():
     theta = (0.1, 0.002, 0.05, 0.002, 0.2, 0.004, 1.5, 0.02, 1.6)
     seen = observe(RACKS, theta, typical_keys(np.random.default_rng(5), 30, max_racks=4), 0.01)
-    assert ((seen.R > 1).sum() > 5) and ((seen.N > 1) & (seen.R == 1)).sum() > 5
+    assert (seen.R > 1).sum() > 5
+    assert ((seen.N > 1) & (seen.R == 1)).sum() > 5
     racks, paper = fit(seen, RACKS), fit(seen, PAPER)
     assert racks.mean_relative_error < 0.02 < 0.2 * paper.mean_relative_error
     assert racks.summary().model == "racks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pollux.goodput import PAPER, PUBLISHED, RACKS, FitOptions, Observations, Prior, fit
+import pollux
+from pollux.core import BatchLimits, GradientStats, Shape
+from pollux.goodput import PAPER, PUBLISHED, RACKS, FitOptions, Observations, Prior, best, fit
 from pollux.goodput import levels_kernel as kernel
 from pollux.goodput.generic_fit import minimise_generic
 
@@ -127,9 +130,6 @@ print(json.dumps(numbers()))
 
 def numbers() -> list[list[float]]:
     """Fits and a best (m, s) in figures: easy problems, and absurd ones whose powers overflow."""
-    from pollux.core import BatchLimits, GradientStats, Shape
-    from pollux.goodput import best
-
     absurd = Observations.from_rows([(1, 1, 1, 1, 1e5, 1e-6), (8, 2, 1, 9, 1e-6, 1e5), (512, 1, 1, 5, 1.0, 1e-6)])
     found = []
     for seen in (problem(1), problem(2).subset(np.arange(1)), absurd):
@@ -142,10 +142,6 @@ def numbers() -> list[list[float]]:
 
 
 def test_without_numba_plain_python_gives_the_same_numbers():
-    import json
-
-    import pollux
-
     root = Path(__file__).resolve().parents[2]
     script = WITHOUT_NUMBA.format(src=str(Path(pollux.__file__).parents[1]), root=str(root))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

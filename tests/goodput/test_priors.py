@@ -1,4 +1,4 @@
-"""What a fit believes of what it has not seen: the table of policies.md A.4, row by row."""
+"""What a fit believes of what it has not seen: ours, and the table of policies.md A.4 as the artifact has it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from pollux.goodput import PAPER, RACKS, ThetaSys, fit
 from pollux.goodput.numerics import FLOOR
+from pollux.goodput.published import published_procedure
 
 from .strategies import observe, typical_keys
 
@@ -55,7 +56,8 @@ def test_never_within_one_node_that_is_free():
 def test_never_on_more_than_two_gpus_growth_is_free():
     found, theta = fitted([*ONE_GPU, (2, 1, 1, 32), (2, 2, 1, 64)])
     assert found.priors == ("beta_local", "beta_node")
-    assert theta["beta_local"] == theta["beta_node"] == FLOOR
+    assert theta["beta_local"] == FLOOR
+    assert theta["beta_node"] == pytest.approx(1.1 * FLOOR, rel=1e-12)
     assert min(theta["alpha_local"], theta["alpha_node"]) > 0.01
 
 
@@ -65,6 +67,16 @@ def test_never_on_more_than_two_gpus_nor_two_nodes_both_rules_hold():
     assert theta["beta_local"] == FLOOR
     assert theta["alpha_node"] == pytest.approx(1.1 * theta["alpha_local"], rel=1e-12)
     assert theta["beta_node"] == pytest.approx(1.1 * FLOOR, rel=1e-12)
+
+
+def test_growth_is_believed_level_by_level():
+    found, theta = fitted([*LOCAL, (2, 2, 1, 32), (2, 2, 1, 64)])
+    assert found.priors == ("beta_node",)
+    assert theta["alpha_node"] == pytest.approx(0.2, rel=0.1)
+    assert theta["beta_node"] == pytest.approx(1.1 * theta["beta_local"], rel=1e-12)
+    found, theta = fitted([*ONE_GPU, (2, 1, 1, 32), *NODES])
+    assert found.priors == ("beta_local",)
+    assert theta["beta_local"] == FLOOR
 
 
 def test_never_on_two_gpus_all_communication_is_free_and_nothing_overlaps():
@@ -117,3 +129,28 @@ def test_a_wider_spread_that_was_never_seen_is_never_believed_to_be_faster(model
         K = np.arange(2, 65)
         local, wider = model.t_sync(found.theta, K, 0), model.t_sync(found.theta, K, model.num_levels - 1)
         assert (wider >= 1.1 * local * (1 - 1e-12)).all()
+
+
+A4 = {
+    "one batch size": ([(1, 1, 1, 50), (4, 1, 1, 50), (8, 2, 1, 50)], {"alpha_grad"}),
+    "never on two nodes": (LOCAL, {"alpha_node", "beta_node"}),
+    "never within one node": ([*ONE_GPU, *NODES], {"alpha_local", "beta_local"}),
+    "never on more than two GPUs": ([*ONE_GPU, (2, 1, 1, 32), (2, 2, 1, 64)], {"beta_local", "beta_node"}),
+    "growth seen at one level only": ([*LOCAL, (2, 2, 1, 32)], set()),
+    "one GPU": (ONE_GPU, {"alpha_local", "beta_local", "alpha_node", "beta_node"}),
+    "everything": ([*LOCAL, *NODES], set()),
+}
+
+
+@pytest.mark.parametrize(("keys", "frozen"), A4.values(), ids=A4)
+def test_the_published_procedure_freezes_what_its_table_says(keys, frozen):
+    seen = observe(PAPER, THETA, keys, 0.05)
+    found = published_procedure(seen)
+    theta = dict(zip(PAPER.parameters, found.theta, strict=True))
+    assert set(found.priors) == frozen
+    if "alpha_grad" in frozen:
+        assert theta["alpha_grad"] == seen.t_grad.mean() / 2
+    for name in frozen - {"alpha_grad"}:
+        local = theta[name.replace("node", "local")]
+        raised = "node" in name and (seen.N == 1).all()
+        assert theta[name] == pytest.approx(max(FLOOR, 1.1 * local) if raised else FLOOR, rel=1e-12)

@@ -46,7 +46,9 @@ def test_our_fit_reaches_a_loss_no_higher_than_the_published_parameters(values, 
 def test_our_best_configuration_is_the_published_one(values, index):
     case = values["goodput_optimize"][index]
     of_app = values["constants"][case["app"]]
-    box = BatchLimits(*(of_app[name] for name in ("init_batch_size", "max_batch_size", "min_local_bsz", "max_local_bsz")))
+    box = BatchLimits(
+        *(of_app[name] for name in ("init_batch_size", "max_batch_size", "min_local_bsz", "max_local_bsz"))
+    )
     shape, gradient = Shape(case["replicas"], case["nodes"]), GradientStats(*case["grad_params"])
     theta = theta_of(case["perf_params"])
     found = best(PAPER, theta, shape, gradient, box, PUBLISHED_BATCH)
