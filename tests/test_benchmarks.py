@@ -241,6 +241,10 @@ class TestPublishedBaseline:
                 job.gradient.var,
                 goodput_area._limits(job.limits),
             )
+            if K * (m + 1) * (s + 1) > job.limits.max_batch_size:
+                # m was lowered to meet M_max, which the published code does after scoring and we do before.
+                assert value >= 0.999 * ours.goodput
+                continue
             assert (m, s) == ours[:2]
             assert value == pytest.approx(ours.goodput, rel=1e-5)
 

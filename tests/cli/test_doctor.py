@@ -42,7 +42,19 @@ def test_json_has_a_verdict_and_every_check() -> None:
     assert answer["pollux"] == __version__
     assert answer["ok"] is True
     names = [check["name"] for check in answer["checks"]]
-    expected = ["python", "numpy", "scipy", "typer", "rich", "matplotlib", "torch", "starlette", "uvicorn", "ray"]
+    expected = [
+        "python",
+        "numpy",
+        "scipy",
+        "typer",
+        "rich",
+        "numba",
+        "matplotlib",
+        "torch",
+        "starlette",
+        "uvicorn",
+        "ray",
+    ]
     assert names == [*expected, "measured data", "git", "cores", "memory"]
     assert set(answer["checks"][0]) == {"name", "purpose", "required", "status", "version", "detail", "fix"}
 

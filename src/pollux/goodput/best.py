@@ -47,8 +47,8 @@ def best(
     choice = candidates(K, limits, options)
     if not len(choice.m):
         return NOTHING_FITS
-    total = gradient.sqr + gradient.var
+    largest = max(gradient.sqr, gradient.var)  # their sum might overflow
+    a, b = gradient.sqr / largest, gradient.var / largest
     level = model.level(shape.num_nodes, shape.num_racks)
-    index, cost = model.cheapest(theta, K, level, choice, gradient.sqr / total, gradient.var / total)
-    m, s = int(choice.m[index]), int(choice.s[index])
-    return BestConfig(min(m, limits.max_batch_size // (K * (s + 1))), s, limits.initial_batch_size / cost)
+    index, cost = model.cheapest(theta, K, level, choice, a / (a + b), b / (a + b))
+    return BestConfig(int(choice.m[index]), int(choice.s[index]), limits.initial_batch_size / cost)

@@ -8,7 +8,6 @@ grid with both ends loses next to nothing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pollux.core import BatchLimits
-from pollux.goodput.numerics import ROUNDING_SLACK, FloatArray, ceil_div, floor_div
+from pollux.goodput.numerics import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,9 @@ class BatchOptions:
 DEFAULT_BATCH = BatchOptions()
 PUBLISHED_BATCH = BatchOptions(single_gpu_accumulation=True, published_grid=True)
 
+ROUNDING_SLACK = 1e-8
+"""What a share of a batch may exceed an integer by and still be rounded down to it (artifact)."""
+
 GRID_RATIO = 1.06
 """Neighbouring sizes on the grid; the worst loss beside trying all integers is about 0.1 % (docs/goodput.md)."""
 
@@ -43,11 +45,11 @@ COARSE = 12
 """Below this per-GPU limit, and up to this many passes, integers are so coarse that sizes with needlessly many passes
 are worth trying too: they reach batch sizes that nothing else does."""
 
-SEARCHED_PASSES = 512
-"""How many numbers of passes are searched for the integers nearest to an end of the range."""
-
 FEW = 64
 """Up to this many (m, s) in all, every one is tried."""
+
+SEARCHED_PASSES = 512
+"""How many numbers of passes are searched one by one: for all pairs, and for the integers nearest to an end."""
 
 
 class Candidates(NamedTuple):
@@ -61,9 +63,10 @@ class Candidates(NamedTuple):
 @lru_cache(maxsize=65536)
 def candidates(K: int, limits: BatchLimits, options: BatchOptions = DEFAULT_BATCH) -> Candidates:
     """All (m, s) worth trying with K GPUs; M0 ≤ M ≤ M_max and m within its limits for each."""
-    if options.published_grid:
+    if options.published_grid and not options.fixed_batch:
         return _published(K, limits, options)
-    pairs = _nearest_to_initial(K, limits, options) if options.fixed_batch else _grid(K, limits, options)
+    rules = _Rules(K, limits, options)
+    pairs = _nearest_to_initial(rules) if options.fixed_batch else _grid(rules)
     m, s = np.array(pairs, dtype=float).reshape(-1, 2).T
     return _frozen(K, limits, m, s)
 
@@ -76,74 +79,114 @@ def _frozen(K: int, limits: BatchLimits, m: FloatArray, s: FloatArray) -> Candid
     return found
 
 
-def _range(K: int, passes: int, limits: BatchLimits) -> tuple[int, int]:
-    """Smallest and largest m for that many passes an iteration; empty if the first exceeds the second."""
-    low = max(limits.min_per_gpu_batch_size, ceil_div(limits.initial_batch_size, K * passes))
-    return low, min(limits.max_per_gpu_batch_size, floor_div(limits.max_batch_size, K * passes))
+class _Rules(NamedTuple):
+    """What K GPUs, the limits and the options allow. Passes are s + 1; batch sizes here are shares of one GPU."""
+
+    K: int
+    limits: BatchLimits
+    options: BatchOptions
+
+    @property
+    def top(self) -> int:
+        return self.limits.max_per_gpu_batch_size
+
+    @property
+    def lowest(self) -> int:
+        """Smallest share of a GPU that makes M ≥ M0."""
+        return -(-self.limits.initial_batch_size // self.K)
+
+    @property
+    def highest(self) -> int:
+        return self.limits.max_batch_size // self.K
+
+    @property
+    def fewest(self) -> int:
+        """Fewest passes that hold M0."""
+        return -(-self.lowest // self.top)
+
+    @property
+    def most(self) -> int:
+        """Most passes that M_max leaves room for."""
+        return max(1, self.highest // self.limits.min_per_gpu_batch_size) if self.options.accumulation else 1
+
+    @property
+    def is_single_gpu_rule(self) -> bool:
+        """One GPU must not exceed M0 in a single pass."""
+        return self.K == 1 and self.options.single_gpu_accumulation
+
+    def sizes(self, passes: int) -> tuple[int, int]:
+        """Smallest and largest m for that many passes; none if the first exceeds the second."""
+        low = max(self.limits.min_per_gpu_batch_size, -(-self.lowest // passes))
+        high = min(self.top, self.highest // passes)
+        return low, min(high, self.lowest) if passes == 1 and self.is_single_gpu_rule else high
 
 
-def _grid(K: int, limits: BatchLimits, options: BatchOptions) -> list[tuple[int, int]]:
-    """Our grid: pairs (m, s), at most one for each total batch size, the fewest passes first."""
-    top = limits.max_per_gpu_batch_size
-    fewest = max(1, ceil_div(limits.initial_batch_size, K * top))
-    most = max(1, floor_div(limits.max_batch_size, K * limits.min_per_gpu_batch_size)) if options.accumulation else 1
-    alone = K == 1 and options.single_gpu_accumulation
-    few = _few_in_all(K, fewest, most, limits)
-    if not few:
-        enough = max(fewest, ceil_div(limits.max_batch_size, K * top), 2 if alone else 1, COARSE if top < COARSE else 1)
-        most = min(most, enough)
-    by_batch_size: dict[int, tuple[int, int]] = {}
-    for passes in range(fewest, most + 1) if few else _integers(fewest, most):
-        low, high = _range(K, passes, limits)
-        if alone and passes == 1:
-            high = min(high, limits.initial_batch_size)
-        if not few and passes > (COARSE if top < COARSE else 2 if alone else fewest):
-            low = max(low, min(high, top * (passes - 1) // passes))  # smaller ones are cheaper with fewer passes
-        for m in range(low, high + 1) if few else _integers(low, high):
-            by_batch_size.setdefault(m * passes, (m, passes - 1))
-    if not few and options.accumulation:
-        for m, passes in _ends(K, max(fewest, 2 if alone else 1), limits):
-            by_batch_size.setdefault(m * passes, (m, passes - 1))
-    return list(by_batch_size.values())
+def _grid(rules: _Rules) -> list[tuple[int, int]]:
+    """Our grid: pairs (m, s), at most one for each total batch size, that with the fewest passes."""
+    pairs = _all_pairs(rules)
+    if pairs is None:
+        pairs = _thinned(rules)
+        if rules.options.accumulation:
+            pairs += _ends(rules)
+    chosen: dict[int, tuple[int, int]] = {}
+    for m, passes in sorted(pairs, key=lambda pair: pair[1]):
+        chosen.setdefault(m * passes, (m, passes - 1))
+    return list(chosen.values())
 
 
-def _ends(K: int, fewest: int, limits: BatchLimits) -> list[tuple[int, int]]:
+def _all_pairs(rules: _Rules) -> list[tuple[int, int]] | None:
+    """Every (m, passes), or None if there are more than a few."""
+    if rules.most - rules.fewest > SEARCHED_PASSES:
+        return None
+    pairs: list[tuple[int, int]] = []
+    for passes in range(rules.fewest, rules.most + 1):
+        low, high = rules.sizes(passes)
+        if len(pairs) + high - low + 1 > FEW:
+            return None
+        pairs += [(m, passes) for m in range(low, high + 1)]
+    return pairs
+
+
+def _thinned(rules: _Rules) -> list[tuple[int, int]]:
+    """(m, passes) on a geometric grid, without sizes that fewer passes can hold."""
+    top, is_coarse = rules.top, rules.top < COARSE
+    first = 2 if rules.is_single_gpu_rule else rules.fewest
+    enough = max(first, -(-rules.highest // top), COARSE if is_coarse else 1)
+    pairs = []
+    for passes in _integers(rules.fewest, min(rules.most, enough)):
+        low, high = rules.sizes(passes)
+        if passes > (COARSE if is_coarse else first):
+            low = max(low, min(high, top * (passes - 1) // passes))
+        pairs += [(m, passes) for m in _integers(low, high)]
+    return pairs
+
+
+def _ends(rules: _Rules) -> list[tuple[int, int]]:
     """Pairs (m, passes) that come closest to M0 from above and to M_max from below, each closer with more passes.
 
     Goodput may have its maximum at either end without being flat there, so the ends must be met as exactly as integers
     allow; in between the grid is fine enough.
     """
+    lowest, highest = rules.lowest, rules.highest
     found = []
-    lowest, highest = ceil_div(limits.initial_batch_size, K), floor_div(limits.max_batch_size, K)
-    closest = math.inf
-    for passes in range(fewest, fewest + SEARCHED_PASSES):
-        m = max(limits.min_per_gpu_batch_size, ceil_div(lowest, passes))
-        if m * passes < closest and m <= limits.max_per_gpu_batch_size and m * passes <= highest:
-            closest = m * passes
-            found.append((m, passes))
+    closest = highest + 1
+    for passes in range(rules.fewest, rules.fewest + SEARCHED_PASSES):
+        low, high = rules.sizes(passes)
+        if low <= high and low * passes < closest:
+            closest = low * passes
+            found.append((low, passes))
         if closest == lowest:
             break
-    closest = 0
-    enough = max(fewest, highest // limits.max_per_gpu_batch_size)
+    closest = lowest - 1
+    enough = max(rules.fewest, highest // rules.top, 1)
     for passes in range(enough, enough + SEARCHED_PASSES):
-        m = min(limits.max_per_gpu_batch_size, highest // passes)
-        if m * passes > closest and m >= limits.min_per_gpu_batch_size and m * passes >= lowest:
-            closest = m * passes
-            found.append((m, passes))
+        low, high = rules.sizes(passes)
+        if low <= high and high * passes > closest:
+            closest = high * passes
+            found.append((high, passes))
         if closest == highest:
             break
     return found
-
-
-def _few_in_all(K: int, fewest: int, most: int, limits: BatchLimits) -> bool:
-    """Whether all (m, s) within the limits are few enough to try each."""
-    total = 0
-    for passes in range(fewest, most + 1):
-        low, high = _range(K, passes, limits)
-        total += max(0, high - low + 1)
-        if total > FEW:
-            return False
-    return True
 
 
 def _integers(low: int, high: int) -> list[int]:
@@ -156,21 +199,22 @@ def _integers(low: int, high: int) -> list[int]:
     return chosen
 
 
-def _nearest_to_initial(K: int, limits: BatchLimits, options: BatchOptions) -> list[tuple[int, int]]:
+def _nearest_to_initial(rules: _Rules) -> list[tuple[int, int]]:
     """The smallest M ≥ M0 that K equal replicas can form, with the fewest passes among equals."""
-    best: tuple[int, int, int] | None = None
-    for passes in range(1, 2 + (limits.initial_batch_size // K if options.accumulation else 0)):
-        low, high = _range(K, passes, limits)
-        if low <= high and (best is None or K * low * passes < best[0]):
-            best = (K * low * passes, low, passes - 1)
-    return [best[1:]] if best is not None else []
+    best: tuple[int, int] | None = None
+    for passes in range(rules.fewest, min(rules.most, rules.fewest + SEARCHED_PASSES) + 1):
+        low, high = rules.sizes(passes)
+        if low <= high and (best is None or low * passes < best[0] * best[1]):
+            best = (low, passes)
+        if best is not None and best[0] * best[1] == rules.lowest:
+            break
+    return [(best[0], best[1] - 1)] if best is not None else []
 
 
 def _published(K: int, limits: BatchLimits, options: BatchOptions) -> Candidates:
     """The artifact's grid: 50 geometric batch sizes, the fewest passes that hold each, m rounded up.
 
-    Rounding may pass M_max, and `best` then lowers m; a size whose m leaves its limits is dropped (the artifact scores
-    it 0).
+    Where rounding passes M_max, m is lowered; a size that then leaves the limits is dropped (the artifact scores it 0).
     """
     lowest = max(limits.initial_batch_size, limits.min_per_gpu_batch_size * K)
     if lowest > limits.max_batch_size:
@@ -182,6 +226,7 @@ def _published(K: int, limits: BatchLimits, options: BatchOptions) -> Candidates
         s = np.ceil(share / limits.max_per_gpu_batch_size - ROUNDING_SLACK) - 1.0
         if K == 1 and options.single_gpu_accumulation:
             s = np.where(share > limits.initial_batch_size + ROUNDING_SLACK, np.maximum(s, 1.0), s)
-    m = np.ceil(share / (s + 1.0) - ROUNDING_SLACK)
+    m = np.minimum(np.ceil(share / (s + 1.0) - ROUNDING_SLACK), limits.max_batch_size // (K * (s + 1.0)))
     fits = (m >= limits.min_per_gpu_batch_size) & (m <= limits.max_per_gpu_batch_size)
+    fits &= K * m * (s + 1.0) >= limits.initial_batch_size
     return _frozen(K, limits, m[fits], s[fits])

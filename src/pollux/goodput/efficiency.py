@@ -10,12 +10,12 @@ from pollux.goodput.numerics import Real
 
 
 def noise_scale(sqr: Real, var: Real, M0: Real) -> Real:
-    """φ in examples, from sqr ≈ |Pg|² and var ≈ tr(PΣPᵀ)/M0."""
+    """φ in examples, from sqr ≈ |Pg|² > 0 and var ≈ tr(PΣPᵀ)/M0."""
     return M0 * var / sqr
 
 
 def efficiency(phi: Real, M0: Real, M: Real) -> Real:
-    """Progress per example at batch size M relative to M0; in (0, 1] for M ≥ M0."""
+    """Progress per example at batch size M relative to M0; in (0, 1] for M ≥ M0 and finite φ."""
     return (phi + M0) / (phi + M)
 
 

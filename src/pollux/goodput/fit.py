@@ -69,6 +69,10 @@ def fit(
     prior = model.prior(seen)
     if warm is None:
         return _best_of(seen, model, prior, model.starts(seen), options)
+    if warm.model is not model:
+        raise InvalidModel(
+            "warm", warm.model.name, f"is a fit of another model than {model.name!r}", "Fit without it once"
+        )
     start = np.array(warm.theta)
     newly_seen = [
         index for index, name in enumerate(model.parameters) if name in warm.priors and index not in prior.held
@@ -76,7 +80,8 @@ def fit(
     if newly_seen:  # what was a prior has no value worth starting from
         start[newly_seen] = model.starts(seen)[0, newly_seen]
     found = _best_of(seen, model, prior, start[None], options)
-    if found.loss > options.stuck_factor * warm.loss + 1e-3:
+    got_worse = found.loss > options.stuck_factor * warm.loss + 1e-3
+    if got_worse or found.loss > options.doubtful_loss or not warm.converged:
         fresh = _best_of(seen, model, prior, model.starts(seen), options)
         return fresh if fresh.loss < found.loss else found
     return found

@@ -23,15 +23,19 @@ class FitOptions:
     tolerance: float = 1e-6
     """Relative gain of the loss below which a fit has converged."""
     stuck_factor: float = 1.5
-    """A warm start whose loss grew by more than this factor is not trusted: all starts are tried as well."""
+    """A warm start whose loss grew by more than this factor is not trusted: all starts are tried as well …"""
+    doubtful_loss: float = 0.12
+    """… and so is one that ends above this loss: on measured traces good fits end at 0.05 to 0.1."""
 
     def __post_init__(self) -> None:
-        for field in ("delta", "grad_weight", "penalty_weight", "tolerance", "stuck_factor"):
+        for field in ("delta", "grad_weight", "penalty_weight", "tolerance", "stuck_factor", "doubtful_loss"):
             value = getattr(self, field)
             if not 0.0 <= value < float("inf"):
                 raise InvalidModel(f"FitOptions.{field}", value, "must be finite and not negative", "Use the default")
-        if self.max_iterations < 1:
-            raise InvalidModel("FitOptions.max_iterations", self.max_iterations, "must be ≥ 1", "Use the default")
+        if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
+            raise InvalidModel(
+                "FitOptions.max_iterations", self.max_iterations, "must be a whole number ≥ 1", "Use the default"
+            )
 
 
 DEFAULT_FIT = FitOptions()

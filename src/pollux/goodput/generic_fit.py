@@ -56,7 +56,7 @@ def minimise_generic(
 
     found = least_squares(
         residuals,
-        np.clip(start[free], lower * (1.0 + 1e-9), upper * (1.0 - 1e-9)),
+        start[free],
         bounds=(lower, upper),
         loss=loss,
         x_scale="jac",

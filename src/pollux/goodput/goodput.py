@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from pollux.core import BatchLimits, GradientStats, JobModel, Shape
@@ -10,7 +11,7 @@ from pollux.goodput.best import UNKNOWN_GRADIENT, BestConfig, best
 from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions
 from pollux.goodput.efficiency import gain
 from pollux.goodput.levels import throughput_model
-from pollux.goodput.numerics import Real
+from pollux.goodput.numerics import FLOOR, Real
 from pollux.goodput.throughput import ThroughputModel, throughput
 
 
@@ -29,8 +30,11 @@ class GoodputModel:
         if len(self.theta) != len(names):
             raise InvalidModel("theta", self.theta, f"needs {len(names)} values", f"Give {', '.join(names)}")
         for name, value, low, high in zip(names, self.theta, lower, upper, strict=True):
-            if not 0.0 <= value < float("inf") or value > high or (low >= 1.0 and value < low):
+            low = 0.0 if low == FLOOR else low  # which stands for nothing
+            if not low <= value <= high or math.isinf(value):
                 raise InvalidModel(name, value, f"must be finite and within {low:g} … {high:g}", "Fit the job again")
+        if not self.model.t_grad(self.theta, self.limits.min_per_gpu_batch_size) > 0.0:
+            raise InvalidModel("theta", tuple(self.theta), "a pass must take time", "Fit the job again")
 
     @classmethod
     def of(cls, job: JobModel, gpu_type: str, options: BatchOptions = DEFAULT_BATCH) -> GoodputModel:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -175,8 +176,12 @@ RACKS = LevelsModel("racks", ThetaRacks)
 _BUILT_IN: dict[str, ThroughputModel] = {model.name: model for model in (PAPER, RACKS)}
 
 
+@lru_cache(maxsize=64)
 def throughput_model(name: str) -> ThroughputModel:
-    """The model of that name: a built-in one, or `package.module:attribute` for one of the user's."""
+    """The model of that name: a built-in one, or `package.module:attribute` for one of the user's.
+
+    The attribute is a model, or a class of models that needs no arguments. The same name gives the same object.
+    """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     module, _, attribute = name.partition(":")
@@ -184,11 +189,15 @@ def throughput_model(name: str) -> ThroughputModel:
         raise UnknownName("throughput model", name, [*_BUILT_IN, "package.module:attribute"])
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidModel(
-            "throughput model", name, str(error), "Make the module importable where the job's model is read"
-        ) from error
-    model: ThroughputModel = found() if isinstance(found, type) else found
+        model: ThroughputModel = found() if isinstance(found, type) else found
+    except Exception as error:  # whatever the user's module raises
+        problem = f"{type(error).__name__}: {error}"
+        fix = "Make the module importable wherever the job's model is read"
+        raise InvalidModel("throughput model", name, problem, fix) from error
+    missing = [member for member in ("parameters", "t_grad", "t_step", "starts") if not hasattr(model, member)]
+    if missing:
+        fix = "Subclass pollux.goodput.ThroughputModel"
+        raise InvalidModel("throughput model", name, f"has no {', '.join(missing)}", fix)
     return model
 
 

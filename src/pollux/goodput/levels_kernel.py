@@ -128,15 +128,16 @@ def _penalties(
     value = penalty[0] * (theta[P - 1] - 1.0) ** 2
     gradient[P - 1] += 2.0 * penalty[0] * (theta[P - 1] - 1.0)
     curvature[P - 1, P - 1] += 2.0 * penalty[0]
+    source_of = np.arange(P)
+    factor_of = np.ones(P)
+    for t in range(len(ties)):
+        index, other = int(ties[t, 0]), int(ties[t, 1])
+        factor = ties[t, 2] * factor_of[other]
+        if factor * theta[source_of[other]] > factor_of[index] * theta[source_of[index]]:
+            source_of[index], factor_of[index] = source_of[other], factor
     for alpha in range(2, P - 1, 2):
-        source, beta_source = alpha, alpha + 1
-        factor, beta_factor = 1.0, 1.0
-        for t in range(len(ties)):
-            index, other = int(ties[t, 0]), int(ties[t, 1])
-            if index == source and ties[t, 2] * theta[other] > factor * theta[source]:
-                source, factor = other, factor * ties[t, 2]
-            if index == beta_source and ties[t, 2] * theta[other] > beta_factor * theta[beta_source]:
-                beta_source, beta_factor = other, beta_factor * ties[t, 2]
+        source, beta_source = source_of[alpha], source_of[alpha + 1]
+        factor, beta_factor = factor_of[alpha], factor_of[alpha + 1]
         top, bottom = beta_factor * theta[beta_source], factor * theta[source]
         ratio = top / bottom
         by_alpha, by_beta = -ratio / theta[source], beta_factor / bottom

@@ -1,11 +1,10 @@
-"""Numerical care in one place: types, the overlap norm, lines through few points, integer rounding.
+"""Numerical care in one place: types, the overlap norm, lines through few points.
 
 Everything broadcasts: a Python float, an array over observations [n], over jobs [J, 1] or both, in and out alike.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -16,9 +15,6 @@ Real: TypeAlias = float | FloatArray
 
 FLOOR = 1e-8
 """Smallest fitted time in seconds: stands for "nothing" where a logarithm or a ratio needs more than zero."""
-
-ROUNDING_SLACK = 1e-8
-"""What a share of a batch may exceed an integer by and still be rounded down to it."""
 
 
 def overlap(grad: Real, sync: Real, gamma: Real) -> Real:
@@ -47,13 +43,3 @@ def line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
         # Through the origin, keeping a tenth for the intercept: a fit that starts on a bound may never leave it.
         return max(0.1 * y_mean, FLOOR), max(0.9 * y_mean / x_mean, FLOOR)
     return max(intercept, FLOOR), slope
-
-
-def ceil_div(share: float, parts: float) -> int:
-    """Smallest integer ≥ share / parts, forgiving the noise of floating point."""
-    return math.ceil(share / parts - ROUNDING_SLACK)
-
-
-def floor_div(share: float, parts: float) -> int:
-    """Largest integer ≤ share / parts, forgiving the noise of floating point."""
-    return math.floor(share / parts + ROUNDING_SLACK)

@@ -72,7 +72,7 @@ class _Layout(NamedTuple):
     of_shape: FloatArray  # [S] class of each shape, C (one past the last) where nothing fits
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _layout(shapes: ShapeSet, model: ThroughputModel, limits: BatchLimits, options: BatchOptions) -> _Layout:
     level_of_shape = np.broadcast_to(model.level(shapes.N, shapes.R), shapes.K.shape).astype(float)
     classes, of_shape = np.unique(np.stack([shapes.K, level_of_shape], axis=1), axis=0, return_inverse=True)
@@ -119,16 +119,15 @@ def _groups(jobs: Sequence[GoodputModel], shapes: ShapeSet) -> list[_Group]:
 def _noise_share(gradients: Sequence[GradientStats]) -> FloatArray:
     """[J, 1]: b = var/(sqr + var)."""
     sqr, var = np.array([(gradient.sqr, gradient.var) for gradient in gradients], dtype=float).reshape(-1, 2).T
-    share: FloatArray = (var / (sqr + var))[:, None]
+    largest = np.maximum(sqr, var)  # their sum might overflow
+    share: FloatArray = (var / largest / (sqr / largest + var / largest))[:, None]
     return share
 
 
 def _spread(group: _Group, cost: FloatArray, line: FloatArray, out: Tables) -> None:
     """From the best cost and line of each class [j, C] to the shapes asked for."""
     layout, limits = group.layout, group.limits
-    m, s = layout.m[line], layout.s[line]
-    m = np.minimum(m, limits.max_batch_size // (layout.K[line] * (s + 1.0)))
-    values = (limits.initial_batch_size / cost, m, s)
+    values = (limits.initial_batch_size / cost, layout.m[line], layout.s[line])
     for whole, part in zip(out, values, strict=True):
         padded = np.concatenate([part, np.zeros((len(part), 1))], axis=1)
         whole[group.rows] = padded[:, layout.of_shape]
@@ -158,8 +157,8 @@ def tables(jobs: Sequence[GoodputModel], shapes: ShapeSet) -> Tables:
 class Envelope:
     """`tables` for jobs whose parameters stay: built once, then one binary search a class for new gradients.
 
-    Only lines that are lowest for some noise share are kept, with the share from which on each is. Exact: no candidate
-    that could be best for any gradient is lost.
+    Only lines that are lowest for some noise share are kept, with the share from which on each is. No candidate that
+    could be best for any gradient is lost; where two are equally good, the other may be named.
     """
 
     def __init__(self, jobs: Sequence[GoodputModel], shapes: ShapeSet) -> None:
@@ -181,6 +180,10 @@ class Envelope:
             found = np.searchsorted(hull.key, wanted.ravel(), side="right").reshape(wanted.shape) - 1
             _spread(group, hull.seconds[found] + b * hull.slope[found], hull.line[found], out)
         return out
+
+
+NEVER = 1.5
+"""A noise share that no gradient has: where lines begin that are lowest only beyond pure noise."""
 
 
 class _Hull(NamedTuple):
@@ -210,7 +213,7 @@ def _lower_envelope(group: _Group) -> _Hull:
     begin = np.zeros(len(segment))
     inner = ~starts_segment[1:]
     fall = (slope[:-1] - slope[1:])[inner]
-    begin[1:][inner] = np.clip((seconds[1:] - seconds[:-1])[inner] / fall, 0.0, 1.0)
+    begin[1:][inner] = np.clip((seconds[1:] - seconds[:-1])[inner] / fall, 0.0, NEVER)
     return _Hull(2.0 * segment + begin, seconds, slope, line, 2.0 * np.arange(jobs * classes).reshape(jobs, classes))
 
 

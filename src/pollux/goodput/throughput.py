@@ -59,6 +59,7 @@ class ThroughputModel(Protocol):
     """
 
     name: str
+    """By which `throughput_model` finds it again: for a user's model its dotted path, `package.module:attribute`."""
     parameters: tuple[str, ...]
     """Names of the parameters, in the order of theta."""
     upper: tuple[float, ...]
