@@ -60,6 +60,19 @@ class Candidates(NamedTuple):
     initial_share: FloatArray
 
 
+class Layout(NamedTuple):
+    """Candidates of all classes end to end, for one set of shapes and limits."""
+
+    K: FloatArray  # [L]
+    level: FloatArray  # [L]
+    m: FloatArray  # [L]
+    s: FloatArray  # [L]
+    initial_share: FloatArray  # [L] M0/M
+    first: FloatArray  # [C] index of a class's first line; classes without candidates are left out
+    length: FloatArray  # [C] how many lines it has
+    of_shape: FloatArray  # [S] class of each shape, C (one past the last) where nothing fits
+
+
 @lru_cache(maxsize=65536)
 def candidates(K: int, limits: BatchLimits, options: BatchOptions = DEFAULT_BATCH) -> Candidates:
     """All (m, s) worth trying with K GPUs; M0 ≤ M ≤ M_max and m within its limits for each."""

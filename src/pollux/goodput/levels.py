@@ -18,7 +18,7 @@ import numpy as np
 
 from pollux.errors import InvalidModel, UnknownName
 from pollux.goodput import levels_kernel as kernel
-from pollux.goodput.candidates import Candidates
+from pollux.goodput.candidates import Candidates, Layout
 from pollux.goodput.fit_options import FitOptions
 from pollux.goodput.numerics import FLOOR, FloatArray, Real, line, overlap
 from pollux.goodput.observations import Observations
@@ -158,6 +158,21 @@ class LevelsModel(ThroughputModel):
 
     def cheapest(self, theta: Theta, K: int, level: Real, choice: Candidates, a: float, b: float) -> tuple[int, float]:
         return kernel.cheapest(np.array(theta), K, int(level), choice.m, choice.s, choice.initial_share, a, b)
+
+    def cheapest_of_classes(
+        self, theta: FloatArray, share: FloatArray, layout: Layout
+    ) -> tuple[FloatArray, FloatArray]:
+        return kernel.cheapest_of_classes(
+            theta,
+            share,
+            layout.K,
+            layout.level,
+            layout.first,
+            layout.length,
+            layout.m,
+            layout.s,
+            layout.initial_share,
+        )
 
     def _loss(
         self, seen: Observations, prior: Prior, options: FitOptions

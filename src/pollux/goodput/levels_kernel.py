@@ -43,6 +43,39 @@ def cheapest(
 
 
 @compiled
+def cheapest_of_classes(
+    theta: FloatArray,
+    share: FloatArray,
+    K: FloatArray,
+    level: FloatArray,
+    first: FloatArray,
+    length: FloatArray,
+    m: FloatArray,
+    s: FloatArray,
+    factor: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """`cheapest` for jobs [J, P] with noise shares [J] in each class laid end to end: cost and line [J, C]."""
+    jobs, classes = len(theta), len(first)
+    cost = np.empty((jobs, classes))
+    line = np.empty((jobs, classes), dtype=np.int64)
+    for j in range(jobs):
+        for c in range(classes):
+            begin, end = first[c], first[c] + length[c]
+            index, cost[j, c] = cheapest(
+                theta[j],
+                K[begin],
+                int(level[begin]),
+                m[begin:end],
+                s[begin:end],
+                factor[begin:end],
+                1.0 - share[j],
+                share[j],
+            )
+            line[j, c] = begin + index
+    return cost, line
+
+
+@compiled
 def loss_and_slopes(
     theta: FloatArray,
     rows: FloatArray,

@@ -19,10 +19,10 @@ import numpy as np
 
 from pollux.core import BatchLimits, GradientStats, Shape
 from pollux.errors import InvalidModel
-from pollux.goodput.candidates import BatchOptions, candidates
+from pollux.goodput.candidates import BatchOptions, Layout, candidates
 from pollux.goodput.goodput import GoodputModel
 from pollux.goodput.numerics import FloatArray
-from pollux.goodput.throughput import ThroughputModel, iteration_time
+from pollux.goodput.throughput import ThroughputModel, iteration_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,21 +59,8 @@ class Tables(NamedTuple):
     accumulation_steps: FloatArray
 
 
-class _Layout(NamedTuple):
-    """Candidates of all classes end to end, for one set of shapes and limits."""
-
-    K: FloatArray  # [L]
-    level: FloatArray  # [L]
-    m: FloatArray  # [L]
-    s: FloatArray  # [L]
-    initial_share: FloatArray  # [L] M0/M
-    first: FloatArray  # [C] index of a class's first line; classes without candidates are left out
-    length: FloatArray  # [C] how many lines it has
-    of_shape: FloatArray  # [S] class of each shape, C (one past the last) where nothing fits
-
-
 @lru_cache(maxsize=256)
-def _layout(shapes: ShapeSet, model: ThroughputModel, limits: BatchLimits, options: BatchOptions) -> _Layout:
+def _layout(shapes: ShapeSet, model: ThroughputModel, limits: BatchLimits, options: BatchOptions) -> Layout:
     level_of_shape = np.broadcast_to(model.level(shapes.N, shapes.R), shapes.K.shape).astype(float)
     classes, of_shape = np.unique(np.stack([shapes.K, level_of_shape], axis=1), axis=0, return_inverse=True)
     parts: list[FloatArray] = []
@@ -88,39 +75,38 @@ def _layout(shapes: ShapeSet, model: ThroughputModel, limits: BatchLimits, optio
     length = np.array([part.shape[1] for part in parts], dtype=np.int64)
     first = np.concatenate([[0], np.cumsum(length)[:-1]]).astype(np.int64)[: len(parts)]
     rank[rank < 0] = len(parts)
-    return _Layout(K, level, m, s, initial_share, first, length, rank[of_shape.ravel()])
+    return Layout(K, level, m, s, initial_share, first, length, rank[of_shape.ravel()])
 
 
 class _Group(NamedTuple):
-    """Jobs that share a layout, with their lines: cost = (1 − b)·seconds + b·noisy for noise share b."""
+    """Jobs that share a throughput model and a layout."""
 
     rows: FloatArray  # [j] their places among all jobs
-    layout: _Layout
+    model: ThroughputModel
+    theta: FloatArray  # [j, P]
     limits: BatchLimits
-    seconds: FloatArray  # [j, L] T_iter
-    noisy: FloatArray  # [j, L] T_iter·M0/M
+    layout: Layout
 
 
 def _groups(jobs: Sequence[GoodputModel], shapes: ShapeSet) -> list[_Group]:
+    """The jobs by layout, without those that fit no shape at all."""
     members: dict[tuple[ThroughputModel, BatchLimits, BatchOptions], list[int]] = {}
     for row, job in enumerate(jobs):
         members.setdefault((job.model, job.limits, job.options), []).append(row)
     groups = []
     for (model, limits, options), rows in members.items():
         layout = _layout(shapes, model, limits, options)  # type: ignore[arg-type]  # models hash by identity
-        theta = tuple(np.array([jobs[row].theta for row in rows], dtype=float).T[..., None])
-        seconds = np.broadcast_to(
-            iteration_time(model, theta, layout.K, layout.level, layout.m, layout.s), (len(rows), len(layout.m))
-        )
-        groups.append(_Group(np.array(rows), layout, limits, seconds, seconds * layout.initial_share))
+        theta = np.array([jobs[row].theta for row in rows], dtype=float)
+        if len(layout.first):
+            groups.append(_Group(np.array(rows), model, theta, limits, layout))
     return groups
 
 
 def _noise_share(gradients: Sequence[GradientStats]) -> FloatArray:
-    """[J, 1]: b = var/(sqr + var)."""
+    """[J]: b = var/(sqr + var)."""
     sqr, var = np.array([(gradient.sqr, gradient.var) for gradient in gradients], dtype=float).reshape(-1, 2).T
     largest = np.maximum(sqr, var)  # their sum might overflow
-    share: FloatArray = (var / largest / (sqr / largest + var / largest))[:, None]
+    share: FloatArray = var / largest / (sqr / largest + var / largest)
     return share
 
 
@@ -142,15 +128,8 @@ def tables(jobs: Sequence[GoodputModel], shapes: ShapeSet) -> Tables:
     out = _empty(len(jobs), len(shapes))
     share = _noise_share([job.gradient for job in jobs])
     for group in _groups(jobs, shapes):
-        if not len(group.layout.first):
-            continue
-        b = share[group.rows]
-        cost = group.seconds + b * (group.noisy - group.seconds)
-        lowest = np.minimum.reduceat(cost, group.layout.first, axis=1)
-        place = np.where(
-            cost == np.repeat(lowest, group.layout.length, axis=1), np.arange(cost.shape[1]), cost.shape[1]
-        )
-        _spread(group, lowest, np.minimum.reduceat(place, group.layout.first, axis=1), out)
+        cost, line = group.model.cheapest_of_classes(group.theta, share[group.rows], group.layout)
+        _spread(group, cost, line, out)
     return out
 
 
@@ -164,7 +143,7 @@ class Envelope:
     def __init__(self, jobs: Sequence[GoodputModel], shapes: ShapeSet) -> None:
         self._num_jobs = len(jobs)
         self._num_shapes = len(shapes)
-        self._parts = [(group, _lower_envelope(group)) for group in _groups(jobs, shapes) if len(group.layout.first)]
+        self._parts = [(group, _lower_envelope(group)) for group in _groups(jobs, shapes)]
 
     def tables(self, gradients: Sequence[GradientStats]) -> Tables:
         """As `tables` of the same jobs with these gradient statistics."""
@@ -175,7 +154,7 @@ class Envelope:
         out = _empty(self._num_jobs, self._num_shapes)
         share = _noise_share(gradients)
         for group, hull in self._parts:
-            b = share[group.rows]
+            b = share[group.rows, None]
             wanted = hull.segment + b
             found = np.searchsorted(hull.key, wanted.ravel(), side="right").reshape(wanted.shape) - 1
             _spread(group, hull.seconds[found] + b * hull.slope[found], hull.line[found], out)
@@ -197,10 +176,11 @@ class _Hull(NamedTuple):
 
 
 def _lower_envelope(group: _Group) -> _Hull:
-    jobs, width = group.seconds.shape
+    lines = iteration_times(group.model, group.theta, group.layout)
+    jobs, width = lines.shape
     classes = len(group.layout.first)
     segment = np.repeat(np.arange(jobs * classes), np.tile(group.layout.length, jobs))
-    seconds, slope = group.seconds.ravel(), (group.noisy - group.seconds).ravel()
+    seconds, slope = lines.ravel(), (lines * (group.layout.initial_share - 1.0)).ravel()
     order = np.lexsort((seconds, -slope, segment))
     segment, seconds, slope, line = segment[order], seconds[order], slope[order], order % width
     keep = np.append(True, (segment[1:] != segment[:-1]) | (slope[1:] != slope[:-1]))  # of parallels, the lowest

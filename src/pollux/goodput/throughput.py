@@ -16,7 +16,7 @@ from pollux.goodput.numerics import FLOOR, FloatArray, Real
 from pollux.goodput.observations import Observations
 
 if TYPE_CHECKING:
-    from pollux.goodput.candidates import Candidates
+    from pollux.goodput.candidates import Candidates, Layout
     from pollux.goodput.fit_options import FitOptions
 
 Theta: TypeAlias = Sequence[Real] | FloatArray
@@ -103,6 +103,24 @@ class ThroughputModel(Protocol):
         cost = iteration_time(self, theta, K, level, choice.m, choice.s) * (a + b * choice.initial_share)
         index = int(np.argmin(cost))
         return index, float(cost[index])
+
+    def cheapest_of_classes(
+        self, theta: FloatArray, share: FloatArray, layout: Layout
+    ) -> tuple[FloatArray, FloatArray]:
+        """`cheapest` for jobs with parameters [J, P] and noise shares b [J]: cost and line of each class [J, C]."""
+        seconds = iteration_times(self, theta, layout)
+        cost = seconds * (1.0 - share[:, None] + share[:, None] * layout.initial_share)
+        lowest = np.minimum.reduceat(cost, layout.first, axis=1)
+        is_lowest = cost == np.repeat(lowest, layout.length, axis=1)
+        place = np.where(is_lowest, np.arange(cost.shape[1]), cost.shape[1])
+        return lowest, np.minimum.reduceat(place, layout.first, axis=1)
+
+
+def iteration_times(model: ThroughputModel, theta: FloatArray, layout: Layout) -> FloatArray:
+    """Seconds per iteration [J, L] of every line of a layout, for parameters [J, P]."""
+    columns = tuple(theta.T[..., None])
+    seconds = iteration_time(model, columns, layout.K, layout.level, layout.m, layout.s)
+    return np.broadcast_to(seconds, (len(theta), len(layout.m)))
 
 
 def iteration_time(model: ThroughputModel, theta: Theta, K: Real, level: Real, m: Real, s: Real) -> Real:
