@@ -82,6 +82,15 @@ def test_every_application_has_a_best_configuration_on_one_node(name):
         assert best.goodput > 0.0
 
 
+@pytest.mark.parametrize("name", PAPER_TASKS)
+def test_a_job_that_keeps_tuning_ends_where_noise_and_batch_size_agree(name):
+    application = applications.load(name)
+    shape = Shape(8, 2)
+    found = application.settled("t4", 0.5, shape)
+    again = application.goodput("t4", application.gradient(0.5, found.batch_size(8))).best(shape)
+    assert again.goodput == pytest.approx(found.goodput, rel=0.02)
+
+
 def test_an_unknown_gpu_type_is_answered_with_the_known_ones():
     application = applications.load("bert")
     with pytest.raises(UnknownName, match="t4"):

@@ -49,6 +49,15 @@ def test_a_task_that_follows_the_model_is_recovered():
     assert from_text(to_text(application)).metric.at(1.0) == pytest.approx(0.5 + 0.02 * 19, abs=0.01)
 
 
+def test_a_single_placement_is_fitted_without_a_held_out_error():
+    measured = made()
+    single = [step for step in measured.steps if step.placement == (1,)]
+    found = fit_application(Measured("made", single, measured.epochs), "gpu", "made up")
+    assert found.heldout_mean_relative_error is None
+    assert found.heldout_published_error is None
+    assert found.fit.mean_relative_error < 0.01
+
+
 def test_epochs_that_differ_between_batch_sizes_are_refused():
     measured = made()
     shorter = {**measured.epochs, 256: measured.epochs[256][:-1]}

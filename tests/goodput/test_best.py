@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import example, given, settings
 
 from pollux.core import BatchLimits, GradientStats, Shape
+from pollux.errors import InvalidModel
 from pollux.goodput import (
     NOTHING_FITS,
     PAPER,
@@ -139,3 +142,26 @@ def test_scaling_both_gradient_statistics_changes_nothing():
     one = best(PAPER, THETA, Shape(8, 2), GradientStats(1.0, 30.0), BOX)
     other = best(PAPER, THETA, Shape(8, 2), GradientStats(1e9, 30e9), BOX)
     assert one == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize("options", [BatchOptions(), BatchOptions(fixed_batch=True)], ids=["free", "fixed"])
+@pytest.mark.parametrize(
+    ("num_gpus", "limits", "expected"),
+    [
+        (1, BatchLimits(601, 601, 1, 8), (1, 600)),  # 601 is prime: only single examples reach it
+        (1, BatchLimits(841, 841, 1, 3), (1, 840)),
+        (4, BatchLimits(2404, 2404, 1, 8), (1, 600)),
+        (1, BatchLimits(1_000_003, 1_000_003, 1, 2000), (1, 1_000_002)),
+    ],
+)
+def test_a_batch_size_that_only_many_passes_reach_is_found(num_gpus, limits, expected, options):
+    found = best(PAPER, THETA, Shape(num_gpus), ONLY_NOISE, limits, options)
+    assert (found.per_gpu_batch_size, found.accumulation_steps) == expected
+
+
+def test_parameters_that_give_no_time_are_refused_by_name():
+    limits = BatchLimits(8, 64, 1, 8)
+    with pytest.raises(InvalidModel, match="needs 7 values"):
+        best(PAPER, (0.1, 0.1), Shape(2), ONLY_NOISE, limits)
+    with pytest.raises(InvalidModel, match="gives no time per iteration"):
+        best(PAPER, (math.nan,) * 7, Shape(2), ONLY_NOISE, limits)

@@ -82,3 +82,15 @@ def test_a_time_too_short_to_be_real_is_refused_or_fitted_but_never_nan(time):
         return
     assert np.isfinite(found.theta).all()
     assert np.isfinite(found.loss)
+
+
+def test_checks_cannot_be_passed_by():
+    one = Observations.from_rows([(1, 1, 1, 8, 0.1, 0.1)])
+    with pytest.raises(InvalidProfile, match="no observation"):
+        one.subset(np.array([False]))
+    with pytest.raises(InvalidProfile, match="must be finite"):
+        Observations(one.K, one.N, one.R, one.m, one.t_grad * np.nan, one.t_iter)
+    with pytest.raises(InvalidProfile, match="not six numbers"):
+        Observations.from_rows([(1, 1, 1, 8, 0.1)])
+    with pytest.raises(InvalidProfile, match="not six numbers"):
+        Observations.from_rows([(1, 1, 1, 8, 0.1, "fast")])

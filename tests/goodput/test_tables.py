@@ -136,3 +136,9 @@ def test_shapes_up_to_a_size_are_all_of_them_once():
     assert len(places) == 12
     assert len(ShapeSet.up_to(16, 64)) == sum(64 - N + 1 for N in range(1, 17))
     assert list(ShapeSet.of(list(places))) == list(places)
+
+
+def test_equal_sets_of_shapes_are_equal_and_share_what_is_derived_from_them():
+    assert ShapeSet.up_to(2, 8) == ShapeSet.up_to(2, 8)
+    assert hash(ShapeSet.up_to(2, 8)) == hash(ShapeSet.up_to(2, 8))
+    assert ShapeSet.up_to(2, 8) != ShapeSet.up_to(2, 7)

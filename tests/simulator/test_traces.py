@@ -39,7 +39,9 @@ def test_a_folder_is_read_into_rows(traces):
 
 def test_every_damaged_row_is_named_with_file_line_and_column(traces):
     task = traces / "task"
-    (task / "placements.csv").write_text(PLACEMENTS + "104,16,0.1,0.0\n2,16,nan,0.0\n2,16,0.1,0.2\n2,zero,0.1,0.0\n")
+    (task / "placements.csv").write_text(
+        PLACEMENTS + "104,16,0.1,0.0\n2,16,nan,0.0\n2,16,0.1,0.2\n2,zero,0.1,0.0\n2,8.5,0.1,0.0\n"
+    )
     (task / "scalability.csv").write_text(SCALABILITY + "4,2,16,0.5,0.3\n")
     (task / "validation-64.csv").write_text("progress,iteration,metric,grad_sqr\n100,99,0.5,2.0\n")
     with pytest.raises(InvalidDocument) as caught:
@@ -50,9 +52,10 @@ def test_every_damaged_row_is_named_with_file_line_and_column(traces):
         "placements.csv line 5: step_time = 'nan'",
         "placements.csv line 6: sync_time = 0.2 must be below step_time = 0.1",
         "placements.csv line 7: local_bsz = 'zero' is not a number",
+        "placements.csv line 8: local_bsz = '8.5' must be a whole number",
         "scalability.csv line 3: num_replicas = 2 is fewer than num_nodes = 4",
         "validation-64.csv line 2: column 'grad_var' is missing",
-        "Mend or remove these rows",
+        "Mend these files",
     ):
         assert expected in message
 

@@ -11,9 +11,11 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from pollux.core import BatchLimits, FrozenMap, GradientStats, ThroughputFit
-from pollux.errors import InvalidModel, UnknownName
-from pollux.goodput import DEFAULT_BATCH, BatchOptions, GoodputModel, throughput_model
+from pollux.core import BatchLimits, FrozenMap, GradientStats, Shape, ThroughputFit
+from pollux.errors import InvalidModel
+from pollux.goodput import DEFAULT_BATCH, NOTHING_FITS, BatchOptions, BestConfig, GoodputModel
+
+TUNING_ROUNDS = 10
 
 
 def _hat_weights(knots: tuple[float, ...], at: float) -> tuple[int, float]:
@@ -112,10 +114,22 @@ class Application:
         return GradientStats(sqr=1.0 / (1.0 + ratio), var=ratio / (1.0 + ratio))
 
     def goodput(self, gpu_type: str, gradient: GradientStats, options: BatchOptions = DEFAULT_BATCH) -> GoodputModel:
-        """Its true goodput on a GPU type, under given gradient statistics."""
-        if gpu_type not in self.throughput:
-            raise UnknownName("gpu_type", gpu_type, self.throughput)
-        fitted = self.throughput[gpu_type]
-        model = throughput_model(fitted.model)
-        theta = tuple(fitted.params[name] for name in model.parameters)
-        return GoodputModel(model, theta, gradient, self.limits, options)
+        """Its goodput on a GPU type, as a job with these gradient statistics sees it."""
+        return GoodputModel.on(self.throughput, gpu_type, gradient, self.limits, options)
+
+    def settled(
+        self, gpu_type: str, progress: float, shape: Shape, options: BatchOptions = DEFAULT_BATCH
+    ) -> BestConfig:
+        """What a job that keeps tuning its batch size ends up with on a shape, at a fraction of training.
+
+        The noise is measured at the batch size in use and the best batch size follows the noise, so this is where the
+        two agree (or, after a few rounds, where they have come close).
+        """
+        batch_size = float(self.limits.initial_batch_size)
+        found = NOTHING_FITS
+        for _ in range(TUNING_ROUNDS):
+            found = self.goodput(gpu_type, self.gradient(progress, batch_size), options).best(shape)
+            if found.batch_size(shape.num_gpus) in (0, batch_size):
+                break
+            batch_size = float(found.batch_size(shape.num_gpus))
+        return found

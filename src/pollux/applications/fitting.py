@@ -68,9 +68,9 @@ class FittedApplication:
     fit: Fit
     published: Fit
     """The artifact's procedure on the same points."""
-    heldout_mean_relative_error: float
-    """Fitted to half of the placements, errors on the other half, mean of both ways."""
-    heldout_published_error: float
+    heldout_mean_relative_error: float | None
+    """Fitted to half of the placements, errors on the other half, mean of both ways; None with a single placement."""
+    heldout_published_error: float | None
     noise_rms_log_error: float
     efficiency_mean_abs_error: float
     """Over all measured epochs and batch sizes."""
@@ -121,9 +121,11 @@ def _limits(measured: Measured, facts: Facts) -> BatchLimits:
     )
 
 
-def _heldout_error(measured: Measured, seen: Observations, fit_half: Callable[[Observations], Fit]) -> float:
+def _heldout_error(measured: Measured, seen: Observations, fit_half: Callable[[Observations], Fit]) -> float | None:
     """Mean |predicted / measured − 1| on placements that the fit did not see; both halves take their turn."""
     placements = sorted({(len(step.placement), step.placement) for step in measured.steps})
+    if len(placements) < 2:
+        return None
     first_half = {placement for _, placement in placements[::2]}
     in_first = np.array([step.placement in first_half for step in measured.steps])
     errors = []

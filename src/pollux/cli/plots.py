@@ -11,13 +11,15 @@ import numpy as np
 from pollux.applications import Application
 from pollux.core import Shape
 from pollux.errors import MissingDependency
-from pollux.goodput import Fit, GoodputModel, Observations, ShapeSet, fit, iteration_time, tables
+from pollux.goodput import Fit, GoodputModel, Observations, fit, iteration_time
+from pollux.goodput.numerics import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GPUS_PER_NODE = 4
 MAX_GPUS = 64
+ALL_SIZES = range(1, MAX_GPUS + 1)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 STEPS = (1, 3, 8, 14)
 """After how many observations the learning job is looked at."""
@@ -62,10 +64,12 @@ def learn(application: Application, seed: int) -> list[Learned]:
     rows = []
     for K in SIZES:
         shape = packed(K)
-        best = truth.best(shape)
+        best = application.settled(_gpu_type(application), 0.5, shape)
         if not best.goodput:
             break
-        for m in (best.per_gpu_batch_size, max(limits.min_per_gpu_batch_size, best.per_gpu_batch_size // 2)):
+        # A job begins with M0 on one GPU, then follows its goodput.
+        first = min(limits.initial_batch_size, limits.max_per_gpu_batch_size) if K == 1 else best.per_gpu_batch_size
+        for m in (first, max(limits.min_per_gpu_batch_size, first // 2)):
             noise = np.exp(rng.normal(0.0, 0.03, 2))
             grad = float(truth.model.t_grad(truth.theta, m))
             step = float(truth.model.t_step(truth.theta, K, truth.model.level(shape.num_nodes, 1), m))
@@ -87,9 +91,20 @@ def _seconds(theta: tuple[float, ...], truth: GoodputModel, shape: Shape, m: flo
     return float(iteration_time(truth.model, theta, shape.num_gpus, level, m, 0))
 
 
-def _truth(application: Application, stage: float = 0.5) -> GoodputModel:
-    gpu_type = next(iter(application.throughput))
-    return application.goodput(gpu_type, application.gradient(stage, application.limits.initial_batch_size))
+def _gpu_type(application: Application) -> str:
+    return next(iter(application.throughput))
+
+
+def _truth(application: Application) -> GoodputModel:
+    gradient = application.gradient(0.5, application.limits.initial_batch_size)
+    return application.goodput(_gpu_type(application), gradient)
+
+
+def _settled(application: Application, stage: float) -> tuple[FloatArray, FloatArray]:
+    """Goodput and total batch size of a tuned job on 1 … 64 packed GPUs; nan where nothing fits."""
+    found = [(K, application.settled(_gpu_type(application), stage, packed(K))) for K in ALL_SIZES]
+    goodput = np.array([best.goodput or np.nan for _, best in found])
+    return goodput, np.array([best.batch_size(K) or np.nan for K, best in found])
 
 
 def application_figure(
@@ -127,7 +142,7 @@ def _plot_efficiency(axes: Axes, application: Application, stages: Sequence[floa
     limits = application.limits
     batch = np.geomspace(limits.initial_batch_size, limits.max_batch_size, 60)
     for stage, colour in zip(stages, COLOURS, strict=False):
-        truth = _truth(application, stage)
+        truth = _truth(application)
         values = [float(truth.with_gradient(application.gradient(stage, M)).efficiency(M)) for M in batch.tolist()]
         axes.plot(batch, values, color=colour, label=f"{stage:.0%} of training")
     axes.set(title="Statistical efficiency", xlabel="total batch size", ylabel="progress per example", ylim=(0, 1.05))
@@ -136,24 +151,20 @@ def _plot_efficiency(axes: Axes, application: Application, stages: Sequence[floa
 
 
 def _plot_goodput(axes: Axes, application: Application, stages: Sequence[float]) -> None:
-    sizes = list(range(1, MAX_GPUS + 1))
-    shapes = ShapeSet.of([packed(K) for K in sizes])
-    found = tables([_truth(application, stage) for stage in stages], shapes)
-    for goodput, stage, colour in zip(found.goodput, stages, COLOURS, strict=False):
-        axes.plot(sizes, np.where(goodput > 0, goodput, np.nan), color=colour, label=f"{stage:.0%} of training")
+    for stage, colour in zip(stages, COLOURS, strict=False):
+        axes.plot(ALL_SIZES, _settled(application, stage)[0], color=colour, label=f"{stage:.0%} of training")
     axes.set(title="Goodput of the best batch size", xlabel="GPUs, packed", ylabel="useful examples/s", ylim=(0, None))
     axes.legend(fontsize=8)
 
 
 def _plot_batch_size(axes: Axes, application: Application, stages: Sequence[float]) -> None:
-    sizes = np.arange(1, MAX_GPUS + 1)
-    shapes = ShapeSet.of([packed(int(K)) for K in sizes])
-    found = tables([_truth(application, stage) for stage in stages], shapes)
-    batch = sizes * found.per_gpu_batch_size * (found.accumulation_steps + 1)
-    for row, stage, colour in zip(batch, stages, COLOURS, strict=False):
-        axes.plot(sizes, np.where(row > 0, row, np.nan), color=colour, label=f"{stage:.0%} of training")
+    limits = application.limits
+    for stage, colour in zip(stages, COLOURS, strict=False):
+        axes.plot(ALL_SIZES, _settled(application, stage)[1], color=colour, label=f"{stage:.0%} of training")
     axes.set(title="Best total batch size", xlabel="GPUs, packed", ylabel="examples")
     axes.set_yscale("log", base=2)
+    axes.set_ylim(limits.initial_batch_size * 0.8, limits.max_batch_size * 1.25)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.legend(fontsize=8)
 
 
@@ -163,22 +174,19 @@ def overview_figure(applications: Sequence[Application], stages: Sequence[float]
     columns = min(3, len(applications))
     rows = -(-len(applications) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.9 * rows), layout="constrained", squeeze=False)
-    figure.suptitle(
-        "Goodput over one GPU: more GPUs pay off late in training, when large batches do", fontweight="bold"
-    )
-    sizes = list(range(1, MAX_GPUS + 1))
-    shapes = ShapeSet.of([packed(K) for K in sizes])
+    figure.suptitle("What more GPUs are worth depends on the task and on the stage of training", fontweight="bold")
     for axes, application in zip(grid.flat, applications, strict=False):
-        found = tables([_truth(application, stage) for stage in stages], shapes)
-        for goodput, stage, colour in zip(found.goodput, stages, COLOURS, strict=False):
-            speedup = np.where(goodput > 0, goodput / goodput[0], np.nan)
-            axes.plot(sizes, speedup, color=colour, label=f"{stage:.0%} of training")
-        axes.plot(sizes, sizes, color="black", alpha=0.25, linewidth=1)
-        axes.set(title=application.title, xlabel="GPUs", ylabel="speedup", xlim=(1, MAX_GPUS))
-        axes.set_ylim(0, max(2.0, float(np.nanmax(found.goodput / found.goodput[:, :1])) * 1.1))
+        highest = 2.0
+        for stage, colour in zip(stages, COLOURS, strict=False):
+            goodput, _ = _settled(application, stage)
+            axes.plot(ALL_SIZES, goodput / goodput[0], color=colour, label=f"{stage:.0%} of training")
+            highest = max(highest, float(np.nanmax(goodput / goodput[0])))
+        axes.plot(ALL_SIZES, ALL_SIZES, color="black", alpha=0.25, linewidth=1)
+        axes.set(title=application.title, xlabel="GPUs", ylabel="goodput over one GPU", xlim=(1, MAX_GPUS))
+        axes.set_ylim(0, highest * 1.1)
     for axes in grid.flat[len(applications) :]:
         axes.set_visible(False)
-    grid.flat[0].legend(fontsize=8)
+    grid.flat[0].legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path

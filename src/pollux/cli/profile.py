@@ -5,6 +5,8 @@ Rooms are imported inside the commands: `pollux --help` must not wait for NumPy.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +18,15 @@ from pollux.errors import InvalidInput
 if TYPE_CHECKING:
     from pollux.applications import Application
     from pollux.applications.fitting import FittedApplication
+    from pollux.core import Shape
+    from pollux.goodput import BestConfig
 
 app = typer.Typer(no_args_is_help=True, help="Fit, show and plot goodput models.")
 
 ApplicationsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[APPLICATION]…", help="Built-in applications; all if none is named.")
 ]
+GPUS_PER_NODE = 4
 STAGES = (0.1, 0.5, 0.9)
 """Fractions of training at which tables and plots look."""
 
@@ -58,18 +63,16 @@ def fit(
             fitted.append(fit_application(read_application(traces, name), gpu_type, source, chosen))
             advance(1)
     if write is not None:
-        try:
+        with _writing("--write", write):
             write.mkdir(parents=True, exist_ok=True)
             for each in fitted:
                 path = write / f"{each.application.name}.json"
                 path.write_text(to_text(each.application), encoding="utf-8")
-        except OSError as error:
-            raise InvalidInput("--write", str(write), str(error), "Name a folder that you may write to") from error
         output.note(f"wrote {len(fitted)} application files to {write}")
-    if json_file is not None:
-        output.write_json({each.application.name: _figures(each) for each in fitted}, json_file)
     if json_file != output.STDOUT:
         _show_errors(fitted)
+    if json_file is not None:
+        output.write_json({each.application.name: _figures(each) for each in fitted}, json_file)
 
 
 def _figures(each: FittedApplication) -> dict[str, Any]:
@@ -117,8 +120,8 @@ def _show_errors(fitted: list[FittedApplication]) -> None:
     )
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
 
 
 @app.command()
@@ -130,7 +133,7 @@ def show(names: ApplicationsArgument = None, as_json: output.JsonOption = False)
     if as_json:
         from pollux.core import codec
 
-        output.print_json({each.name: codec.encode(each) for each in chosen})
+        output.print_json({each.name: {**codec.encode(each), "best": _best_figures(each)} for each in chosen})
         return
     if not names:
         output.table(
@@ -157,27 +160,60 @@ def show(names: ApplicationsArgument = None, as_json: output.JsonOption = False)
 
 
 def _show_application(application: Application) -> None:
-    from pollux.core import Shape
-
     output.console.print(f"{application.name}: {application.title}")
     output.console.print(f"  {application.source}", soft_wrap=True)
     for gpu_type, fitted in application.throughput.items():
         output.console.print(f"  {fitted.model} model on {gpu_type}, mean error {_percent(fitted.mean_relative_error)}")
-        output.table(["parameter", "value"], list(fitted.params.items()))
-        rows = []
-        for num_gpus in (1, 2, 4, 8, 16, 32, 64):
-            row: list[object] = [num_gpus, -(-num_gpus // 4)]
-            for stage in STAGES:
-                gradient = application.gradient(stage, application.limits.initial_batch_size)
-                best = application.goodput(gpu_type, gradient).best(Shape(num_gpus, -(-num_gpus // 4)))
-                row += [best.batch_size(num_gpus), round(best.goodput, 1)] if best.goodput else [None, None]
-            rows.append(row)
+        output.table(
+            ["parameter", "value"], [(name, fitted.params[name]) for name in sorted(fitted.params, key=_in_pairs)]
+        )
         columns = [text for stage in STAGES for text in (f"batch at {stage:.0%}", f"goodput at {stage:.0%}")]
+        rows = [
+            [shape.num_gpus, shape.num_nodes, *(cell for best in row for cell in _cells(best, shape))]
+            for shape, row in _best_rows(application, gpu_type)
+        ]
         output.table(
             ["GPUs", "nodes", *columns],
             rows,
             title="Best total batch size and goodput (examples/s) as training goes on",
         )
+
+
+def _in_pairs(parameter: str) -> tuple[int, str]:
+    """α and β of compute first, then of each level outwards, γ last."""
+    level = parameter.partition("_")[2]
+    known = ("grad", "local", "node", "rack")
+    return (known.index(level) if level in known else len(known), parameter)
+
+
+def _best_rows(application: Application, gpu_type: str) -> list[tuple[Shape, list[BestConfig]]]:
+    """The settled configuration at each stage, for packed shapes of growing size."""
+    from pollux.core import Shape
+
+    shapes = [Shape(num_gpus, -(-num_gpus // GPUS_PER_NODE)) for num_gpus in (1, 2, 4, 8, 16, 32, 64)]
+    return [(shape, [application.settled(gpu_type, stage, shape) for stage in STAGES]) for shape in shapes]
+
+
+def _cells(best: BestConfig, shape: Shape) -> list[object]:
+    return [best.batch_size(shape.num_gpus), round(best.goodput, 1)] if best.goodput else [None, None]
+
+
+def _best_figures(application: Application) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu_type": gpu_type,
+            "num_gpus": shape.num_gpus,
+            "num_nodes": shape.num_nodes,
+            "progress": stage,
+            "per_gpu_batch_size": best.per_gpu_batch_size,
+            "accumulation_steps": best.accumulation_steps,
+            "batch_size": best.batch_size(shape.num_gpus),
+            "goodput": best.goodput,
+        }
+        for gpu_type in application.throughput
+        for shape, row in _best_rows(application, gpu_type)
+        for stage, best in zip(STAGES, row, strict=True)
+    ]
 
 
 @app.command()
@@ -196,26 +232,50 @@ def plot(
 
     chosen = [applications.load(name) for name in names or applications.names()]
     written: list[Path] = []
-    rows: list[list[object]] = []
-    try:
+    learned: list[tuple[str, plots.Learned]] = []
+    with _writing("--out", out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput("--out", str(out), str(error), "Name a folder that you may write to") from error
-    with output.progress("plotting", len(chosen) + 1) as advance:
-        for each in chosen:
-            learned = plots.learn(each, seed)
-            written.append(plots.application_figure(each, learned, STAGES, out / f"{each.name}.png"))
-            rows += [[each.name, step.observations, step.max_gpus, step.error, list(step.priors)] for step in learned]
+        with output.progress("plotting", len(chosen) + 1) as advance:
+            for each in chosen:
+                steps = plots.learn(each, seed)
+                learned += [(each.name, step) for step in steps]
+                written.append(plots.application_figure(each, steps, STAGES, out / f"{each.name}.png"))
+                advance(1)
+            written.append(plots.overview_figure(chosen, STAGES, out / "overview.png"))
             advance(1)
-        written.append(plots.overview_figure(chosen, STAGES, out / "overview.png"))
-        advance(1)
-    columns = ["application", "observations", "largest K seen", "error on all shapes", "still priors"]
     if as_json:
-        keys = ("application", "observations", "max_gpus", "error", "priors")
-        output.print_json({"files": written, "fits": [dict(zip(keys, row, strict=True)) for row in rows]})
+        fits = [
+            {
+                "application": name,
+                "observations": step.observations,
+                "max_gpus": step.max_gpus,
+                "error": step.error,
+                "priors": step.priors,
+            }
+            for name, step in learned
+        ]
+        output.print_json({"files": written, "fits": fits})
         return
-    shown = [[*row[:3], _percent(float(str(row[3]))), ", ".join(map(str, row[4])) or "none"] for row in rows]  # type: ignore[call-overload]
-    output.table(columns, shown, title="What a job knows of its own throughput as it explores (3 % measurement noise)")
+    output.table(
+        ["application", "observations", "largest K seen", "error on all shapes", "still priors"],
+        [
+            [name, step.observations, step.max_gpus, _percent(step.error), ", ".join(step.priors) or "none"]
+            for name, step in learned
+        ],
+        title="What a job knows of its own throughput as it explores (3 % measurement noise)",
+    )
     output.console.print("Pictures:")
     for path in written:
         output.console.print(f"  {path}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _writing(option: str, folder: Path) -> Iterator[None]:
+    """Turns a failure to write into a folder into an error that names the option."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidInput(
+            option, str(folder), f"cannot be written: {reason}", "Name a folder that you may write to"
+        ) from None

@@ -1,11 +1,11 @@
-"""The goodput model: throughput, efficiency, noise scale, fitting, and the best (m, s). Pure NumPy.
+"""The goodput model: throughput, efficiency, noise scale, fitting, and the best (m, s). Pure functions.
 
 Must not know clocks, files, torch, or who asks. Formulas beside function names: docs/goodput.md.
 """
 
 from pollux.goodput.best import NOTHING_FITS, UNKNOWN_GRADIENT, BestConfig, best
 from pollux.goodput.candidates import DEFAULT_BATCH, PUBLISHED_BATCH, BatchOptions
-from pollux.goodput.efficiency import efficiency, gain, noise_scale
+from pollux.goodput.efficiency import efficiency, gain, noise_scale, shares
 from pollux.goodput.fit import Fit, fit, fit_many
 from pollux.goodput.fit_options import DEFAULT_FIT, PUBLISHED, FitOptions
 from pollux.goodput.goodput import GoodputModel
@@ -56,6 +56,7 @@ __all__ = [
     "gain",
     "iteration_time",
     "noise_scale",
+    "shares",
     "t_grad",
     "t_iter",
     "t_sync",

@@ -8,10 +8,13 @@ infinities: b = 1 is a gradient of pure noise, where every batch size is fully e
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from pollux.core import BatchLimits, GradientStats, Shape
+from pollux.errors import InvalidModel
 from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions, candidates
+from pollux.goodput.efficiency import shares
 from pollux.goodput.throughput import Theta, ThroughputModel
 
 UNKNOWN_GRADIENT = GradientStats(sqr=0.0, var=1.0)
@@ -47,8 +50,12 @@ def best(
     choice = candidates(K, limits, options)
     if not len(choice.m):
         return NOTHING_FITS
-    largest = max(gradient.sqr, gradient.var)  # their sum might overflow
-    a, b = gradient.sqr / largest, gradient.var / largest
+    if len(theta) != len(model.parameters):
+        names = ", ".join(model.parameters)
+        raise InvalidModel("theta", tuple(theta), f"needs {len(model.parameters)} values", f"Give {names}")
     level = model.level(shape.num_nodes, shape.num_racks)
-    index, cost = model.cheapest(theta, K, level, choice, a / (a + b), b / (a + b))
+    a, b = shares(gradient.sqr, gradient.var)
+    index, cost = model.cheapest(theta, K, level, choice, float(a), float(b))
+    if not 0.0 < cost < math.inf:
+        raise InvalidModel("theta", tuple(theta), "gives no time per iteration", "Give finite, positive parameters")
     return BestConfig(int(choice.m[index]), int(choice.s[index]), limits.initial_batch_size / cost)

@@ -8,6 +8,7 @@ grid with both ends loses next to nothing.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -48,8 +49,11 @@ are worth trying too: they reach batch sizes that nothing else does."""
 FEW = 64
 """Up to this many (m, s) in all, every one is tried."""
 
-SEARCHED_PASSES = 512
-"""How many numbers of passes are searched one by one: for all pairs, and for the integers nearest to an end."""
+NEGLIGIBLE = 1e-3
+"""A share of the batch size too small to be worth another candidate."""
+
+MANY_PASSES = 512
+"""With more numbers of passes than this there is no point in counting whether the pairs are few."""
 
 
 class Candidates(NamedTuple):
@@ -92,44 +96,25 @@ def _frozen(K: int, limits: BatchLimits, m: FloatArray, s: FloatArray) -> Candid
     return found
 
 
-class _Rules(NamedTuple):
+class _Rules:
     """What K GPUs, the limits and the options allow. Passes are s + 1; batch sizes here are shares of one GPU."""
 
-    K: int
-    limits: BatchLimits
-    options: BatchOptions
-
-    @property
-    def top(self) -> int:
-        return self.limits.max_per_gpu_batch_size
-
-    @property
-    def lowest(self) -> int:
+    def __init__(self, K: int, limits: BatchLimits, options: BatchOptions) -> None:
+        self.accumulation = options.accumulation
+        self.smallest, self.top = limits.min_per_gpu_batch_size, limits.max_per_gpu_batch_size
+        self.lowest = -(-limits.initial_batch_size // K)
         """Smallest share of a GPU that makes M ≥ M0."""
-        return -(-self.limits.initial_batch_size // self.K)
-
-    @property
-    def highest(self) -> int:
-        return self.limits.max_batch_size // self.K
-
-    @property
-    def fewest(self) -> int:
+        self.highest = limits.max_batch_size // K
+        self.fewest = -(-self.lowest // self.top)
         """Fewest passes that hold M0."""
-        return -(-self.lowest // self.top)
-
-    @property
-    def most(self) -> int:
+        self.most = max(1, self.highest // self.smallest) if options.accumulation else 1
         """Most passes that M_max leaves room for."""
-        return max(1, self.highest // self.limits.min_per_gpu_batch_size) if self.options.accumulation else 1
-
-    @property
-    def is_single_gpu_rule(self) -> bool:
+        self.is_single_gpu_rule = K == 1 and options.single_gpu_accumulation
         """One GPU must not exceed M0 in a single pass."""
-        return self.K == 1 and self.options.single_gpu_accumulation
 
     def sizes(self, passes: int) -> tuple[int, int]:
         """Smallest and largest m for that many passes; none if the first exceeds the second."""
-        low = max(self.limits.min_per_gpu_batch_size, -(-self.lowest // passes))
+        low = max(self.smallest, -(-self.lowest // passes))
         high = min(self.top, self.highest // passes)
         return low, min(high, self.lowest) if passes == 1 and self.is_single_gpu_rule else high
 
@@ -139,8 +124,8 @@ def _grid(rules: _Rules) -> list[tuple[int, int]]:
     pairs = _all_pairs(rules)
     if pairs is None:
         pairs = _thinned(rules)
-        if rules.options.accumulation:
-            pairs += _ends(rules)
+        if rules.accumulation:
+            pairs += _towards_initial(rules) + _towards_max(rules)
     chosen: dict[int, tuple[int, int]] = {}
     for m, passes in sorted(pairs, key=lambda pair: pair[1]):
         chosen.setdefault(m * passes, (m, passes - 1))
@@ -149,7 +134,7 @@ def _grid(rules: _Rules) -> list[tuple[int, int]]:
 
 def _all_pairs(rules: _Rules) -> list[tuple[int, int]] | None:
     """Every (m, passes), or None if there are more than a few."""
-    if rules.most - rules.fewest > SEARCHED_PASSES:
+    if rules.most - rules.fewest > MANY_PASSES:
         return None
     pairs: list[tuple[int, int]] = []
     for passes in range(rules.fewest, rules.most + 1):
@@ -174,54 +159,83 @@ def _thinned(rules: _Rules) -> list[tuple[int, int]]:
     return pairs
 
 
-def _ends(rules: _Rules) -> list[tuple[int, int]]:
-    """Pairs (m, passes) that come closest to M0 from above and to M_max from below, each closer with more passes.
+def _towards_initial(rules: _Rules) -> list[tuple[int, int]]:
+    """Pairs (m, passes) ever closer to M0 from above, at the price of ever more passes; the last is the closest of all.
 
-    Goodput may have its maximum at either end without being flat there, so the ends must be met as exactly as integers
-    allow; in between the grid is fine enough.
+    Goodput may have its maximum at an end of the range without being flat there, so both ends must be met as exactly as
+    integers allow; in between the grid is fine enough.
     """
-    lowest, highest = rules.lowest, rules.highest
-    found = []
-    closest = highest + 1
-    for passes in range(rules.fewest, rules.fewest + SEARCHED_PASSES):
-        low, high = rules.sizes(passes)
-        if low <= high and low * passes < closest:
-            closest = low * passes
-            found.append((low, passes))
-        if closest == lowest:
-            break
-    closest = lowest - 1
-    enough = max(rules.fewest, highest // rules.top, 1)
-    for passes in range(enough, enough + SEARCHED_PASSES):
-        low, high = rules.sizes(passes)
-        if low <= high and high * passes > closest:
-            closest = high * passes
-            found.append((high, passes))
-        if closest == highest:
-            break
-    return found
+    m = _sizes_downwards(rules, rules.lowest)
+    passes = -(-rules.lowest // m)
+    if rules.is_single_gpu_rule:
+        passes = np.where(m > rules.lowest, 2, passes)
+    closest_of_its_passes = m == np.maximum(rules.smallest, -(-rules.lowest // passes))
+    allowed = _is_allowed(rules, m, passes) & closest_of_its_passes
+    return _ever_closer(m, passes, m * passes - rules.lowest, allowed, NEGLIGIBLE * rules.lowest)
 
 
-def _integers(low: int, high: int) -> list[int]:
-    """low … high: all of them while their steps are fine enough, else in geometric steps; both ends always."""
-    if low > high:
+def _towards_max(rules: _Rules) -> list[tuple[int, int]]:
+    """As `_towards_initial`, ever closer to M_max from below."""
+    m = _sizes_downwards(rules, rules.highest)
+    passes = np.maximum(rules.highest // m, 1)
+    closest_of_its_passes = m == np.minimum(rules.top, rules.highest // passes)
+    allowed = _is_allowed(rules, m, passes) & closest_of_its_passes
+    return _ever_closer(m, passes, rules.highest - m * passes, allowed, NEGLIGIBLE * rules.highest)
+
+
+def _sizes_downwards(rules: _Rules, share: int) -> FloatArray:
+    """Per-GPU sizes from the largest that a share of one GPU has room for to the smallest."""
+    largest = min(rules.top, max(share, rules.smallest))
+    return np.arange(largest, rules.smallest - 1, -1, dtype=np.int64)
+
+
+def _is_allowed(rules: _Rules, m: FloatArray, passes: FloatArray) -> FloatArray:
+    share = m * passes
+    inside: FloatArray = (share >= rules.lowest) & (share <= rules.highest)
+    return inside & ~((passes == 1) & (share > rules.lowest)) if rules.is_single_gpu_rule else inside
+
+
+def _ever_closer(
+    m: FloatArray, passes: FloatArray, distance: FloatArray, allowed: FloatArray, worth: float
+) -> list[tuple[int, int]]:
+    """Of the allowed pairs those closer than the one before by at least `worth`, and last the closest of all."""
+    m, passes, distance = m[allowed], passes[allowed], distance[allowed]
+    if not len(m):
         return []
-    chosen = [low]
-    while chosen[-1] < high:
-        chosen.append(min(high, max(chosen[-1] + 1, int(chosen[-1] * GRID_RATIO))))
-    return chosen
+    closer = np.flatnonzero(np.append(True, distance[1:] < np.minimum.accumulate(distance)[:-1])).tolist()
+    chosen = closer[:1]
+    for index in closer[1:]:
+        if distance[chosen[-1]] - distance[index] >= worth or index == closer[-1]:
+            chosen.append(index)
+    return [(int(m[index]), int(passes[index])) for index in chosen]
 
 
 def _nearest_to_initial(rules: _Rules) -> list[tuple[int, int]]:
     """The smallest M ≥ M0 that K equal replicas can form, with the fewest passes among equals."""
-    best: tuple[int, int] | None = None
-    for passes in range(rules.fewest, min(rules.most, rules.fewest + SEARCHED_PASSES) + 1):
-        low, high = rules.sizes(passes)
-        if low <= high and (best is None or low * passes < best[0] * best[1]):
-            best = (low, passes)
-        if best is not None and best[0] * best[1] == rules.lowest:
-            break
-    return [(best[0], best[1] - 1)] if best is not None else []
+    if rules.accumulation:
+        pairs = _towards_initial(rules)
+    else:
+        low, high = rules.sizes(1)
+        pairs = [(low, 1)] if low <= high and rules.fewest == 1 else []
+    return [(m, passes - 1) for m, passes in pairs[-1:]]
+
+
+def _ladder() -> list[int]:
+    """Integers in steps of about GRID_RATIO, the small ones without gaps."""
+    steps = [1]
+    while steps[-1] < 2**40:
+        steps.append(max(steps[-1] + 1, int(steps[-1] * GRID_RATIO)))
+    return steps
+
+
+_LADDER = _ladder()
+
+
+def _integers(low: int, high: int) -> list[int]:
+    """low … high in steps fine enough; both ends always."""
+    if low >= high:
+        return [low] if low == high else []
+    return [low, *_LADDER[bisect.bisect_right(_LADDER, low) : bisect.bisect_left(_LADDER, high)], high]
 
 
 def _published(K: int, limits: BatchLimits, options: BatchOptions) -> Candidates:

@@ -19,6 +19,15 @@ def efficiency(phi: Real, M0: Real, M: Real) -> Real:
     return (phi + M0) / (phi + M)
 
 
+def shares(sqr: Real, var: Real) -> tuple[Real, Real]:
+    """(a, b): how much of the gradient of one M0-batch is signal and how much is noise; they sum to one.
+
+    EFFICIENCY(M) = 1/(b + a·M/M0). Halved first, since a sum of two large floats may overflow.
+    """
+    half = 0.5 * sqr + 0.5 * var
+    return 0.5 * sqr / half, 0.5 * var / half
+
+
 def gain(sqr: Real, var: Real, scale: Real) -> Real:
     """How many M0-iterations one iteration at M = scale·M0 is worth; 1 ≤ gain ≤ scale for scale ≥ 1.
 

@@ -30,7 +30,7 @@ class FitOptions:
     def __post_init__(self) -> None:
         for field in ("delta", "grad_weight", "penalty_weight", "tolerance", "stuck_factor", "doubtful_loss"):
             value = getattr(self, field)
-            if not 0.0 <= value < float("inf"):
+            if not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
                 raise InvalidModel(f"FitOptions.{field}", value, "must be finite and not negative", "Use the default")
         if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
             raise InvalidModel(

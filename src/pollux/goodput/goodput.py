@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pollux.core import BatchLimits, GradientStats, JobModel, Shape
+from pollux.core import BatchLimits, GradientStats, JobModel, Shape, ThroughputFit
 from pollux.errors import InvalidModel, UnknownName
 from pollux.goodput.best import UNKNOWN_GRADIENT, BestConfig, best
 from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions
-from pollux.goodput.efficiency import gain
+from pollux.goodput.efficiency import shares
 from pollux.goodput.levels import throughput_model
 from pollux.goodput.numerics import FLOOR, Real
 from pollux.goodput.throughput import ThroughputModel, throughput
@@ -39,15 +40,25 @@ class GoodputModel:
     @classmethod
     def of(cls, job: JobModel, gpu_type: str, options: BatchOptions = DEFAULT_BATCH) -> GoodputModel:
         """From what a job reported; without gradient statistics yet, every batch size counts as fully efficient."""
-        if gpu_type not in job.throughput:
-            raise UnknownName("gpu_type", gpu_type, job.throughput)
-        fitted = job.throughput[gpu_type]
-        model = throughput_model(fitted.model)
-        missing = [name for name in model.parameters if name not in fitted.params]
+        return cls.on(job.throughput, gpu_type, job.gradient or UNKNOWN_GRADIENT, job.limits, options)
+
+    @classmethod
+    def on(
+        cls,
+        fits: Mapping[str, ThroughputFit],
+        gpu_type: str,
+        gradient: GradientStats,
+        limits: BatchLimits,
+        options: BatchOptions = DEFAULT_BATCH,
+    ) -> GoodputModel:
+        """From stored fits, one a GPU type."""
+        if gpu_type not in fits:
+            raise UnknownName("gpu_type", gpu_type, fits)
+        model, params = throughput_model(fits[gpu_type].model), fits[gpu_type].params
+        missing = [name for name in model.parameters if name not in params]
         if missing:
-            raise InvalidModel("params", dict(fitted.params), f"{', '.join(missing)} missing", "Fit the job again")
-        theta = tuple(fitted.params[name] for name in model.parameters)
-        return cls(model, theta, job.gradient or UNKNOWN_GRADIENT, job.limits, options)
+            raise InvalidModel("params", dict(params), f"{', '.join(missing)} missing", "Fit the job again")
+        return cls(model, tuple(params[name] for name in model.parameters), gradient, limits, options)
 
     def with_gradient(self, gradient: GradientStats) -> GoodputModel:
         return replace(self, gradient=gradient)
@@ -59,8 +70,8 @@ class GoodputModel:
 
     def efficiency(self, M: Real) -> Real:
         """Progress per example at total batch size M, relative to M0."""
-        scale = M / self.limits.initial_batch_size
-        return gain(self.gradient.sqr, self.gradient.var, scale) / scale
+        a, b = shares(self.gradient.sqr, self.gradient.var)
+        return 1.0 / (b + a * M / self.limits.initial_batch_size)
 
     def goodput(self, shape: Shape, m: Real, s: Real = 0) -> Real:
         """Useful examples per second."""

@@ -268,5 +268,5 @@ def minimise(
             settled = settled or damping > 1e8
             damping *= 8.0
         if settled:
-            return here, value, True, iteration
+            return here, value, math.isfinite(value), iteration
     return here, value, False, max_iterations

@@ -53,12 +53,13 @@ class Observations:
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[float, float, float, float, float, float]]) -> Observations:
         """From rows (K, N, R, m, t_grad, t_iter); raises InvalidProfile for what cannot be fitted."""
-        table = np.array(list(rows), dtype=float).reshape(-1, 6)
-        if len(table) == 0:
-            raise InvalidProfile("profile", [], "no observation to fit", "Run at least one synchronising pass first")
-        seen = cls(*np.ascontiguousarray(table.T))
-        seen._check()
-        return seen
+        listed = list(rows)
+        try:
+            table = np.array(listed, dtype=float).reshape(len(listed), 6)
+        except (TypeError, ValueError):
+            fix = "Give (K, N, R, m, t_grad, t_iter) a row"
+            raise InvalidProfile("rows", listed[:1], "not six numbers in each row", fix) from None
+        return cls(*np.ascontiguousarray(table.T))
 
     def subset(self, chosen: FloatArray) -> Observations:
         """The observations that a boolean mask or an index array picks."""
@@ -66,7 +67,9 @@ class Observations:
             self.K[chosen], self.N[chosen], self.R[chosen], self.m[chosen], self.t_grad[chosen], self.t_iter[chosen]
         )
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
+        if not len(self.K):
+            raise InvalidProfile("profile", [], "no observation to fit", "Run at least one synchronising pass first")
         time_fix = f"Check the timer: a pass takes {SHORTEST_PASS_S:g} to {LONGEST_PASS_S:g} s"
         rules = (
             ("num_gpus", self.K, self.K >= 1, "at least one GPU is needed", "Give K ≥ 1"),

@@ -11,7 +11,7 @@ all classes of a job laid end to end. Jobs with the same limits share one layout
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 from pollux.core import BatchLimits, GradientStats, Shape
 from pollux.errors import InvalidModel
 from pollux.goodput.candidates import BatchOptions, Layout, candidates
+from pollux.goodput.efficiency import shares
 from pollux.goodput.goodput import GoodputModel
 from pollux.goodput.numerics import FloatArray
 from pollux.goodput.throughput import ThroughputModel, iteration_times
@@ -27,11 +28,21 @@ from pollux.goodput.throughput import ThroughputModel, iteration_times
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeSet:
-    """Shapes as arrays [S]. Make it once and keep it: what is derived from it is cached with it."""
+    """Shapes as arrays [S]. What is derived from equal sets is shared."""
 
     K: FloatArray
     N: FloatArray
     R: FloatArray
+    content: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "content", np.stack([self.K, self.N, self.R]).tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShapeSet) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)  # which Python computes once and keeps
 
     @classmethod
     def of(cls, shapes: Sequence[Shape]) -> ShapeSet:
@@ -59,7 +70,7 @@ class Tables(NamedTuple):
     accumulation_steps: FloatArray
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _layout(shapes: ShapeSet, model: ThroughputModel, limits: BatchLimits, options: BatchOptions) -> Layout:
     level_of_shape = np.broadcast_to(model.level(shapes.N, shapes.R), shapes.K.shape).astype(float)
     classes, of_shape = np.unique(np.stack([shapes.K, level_of_shape], axis=1), axis=0, return_inverse=True)
@@ -105,9 +116,7 @@ def _groups(jobs: Sequence[GoodputModel], shapes: ShapeSet) -> list[_Group]:
 def _noise_share(gradients: Sequence[GradientStats]) -> FloatArray:
     """[J]: b = var/(sqr + var)."""
     sqr, var = np.array([(gradient.sqr, gradient.var) for gradient in gradients], dtype=float).reshape(-1, 2).T
-    largest = np.maximum(sqr, var)  # their sum might overflow
-    share: FloatArray = var / largest / (sqr / largest + var / largest)
-    return share
+    return np.asarray(shares(sqr, var)[1])
 
 
 def _spread(group: _Group, cost: FloatArray, line: FloatArray, out: Tables) -> None:

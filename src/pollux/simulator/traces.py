@@ -53,7 +53,7 @@ def read_application(folder: Path, name: str) -> Measured:
     if problems:
         more = f" … and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
         listed = "; ".join(problems[:MAX_LISTED]) + more
-        raise InvalidDocument("traces", str(here), listed, "Mend or remove these rows")
+        raise InvalidDocument("traces", str(here), listed, "Mend these files (layout: docs/goodput.md, Applications)")
     return Measured(name, steps, dict(sorted(epochs.items())))
 
 
@@ -93,11 +93,18 @@ def _number(cells: dict[str, str], column: str, smallest: float = -math.inf) -> 
     return value
 
 
+def _whole(cells: dict[str, str], column: str) -> int:
+    value = _number(cells, column, 1)
+    if value != int(value):
+        raise _DamagedRowError(f"{column} = {cells[column]!r} must be a whole number")
+    return int(value)
+
+
 def _step(cells: dict[str, str], placement: tuple[int, ...]) -> StepTime:
     step, sync = _number(cells, "step_time", 1e-9), _number(cells, "sync_time", 0.0)
     if sync >= step:
         raise _DamagedRowError(f"sync_time = {sync:g} must be below step_time = {step:g}")
-    return StepTime(placement, int(_number(cells, "local_bsz", 1)), step, sync)
+    return StepTime(placement, _whole(cells, "local_bsz"), step, sync)
 
 
 def _placement_row(cells: dict[str, str]) -> StepTime:
@@ -108,7 +115,7 @@ def _placement_row(cells: dict[str, str]) -> StepTime:
 
 
 def _scalability_row(cells: dict[str, str]) -> StepTime:
-    nodes, gpus = int(_number(cells, "num_nodes", 1)), int(_number(cells, "num_replicas", 1))
+    nodes, gpus = _whole(cells, "num_nodes"), _whole(cells, "num_replicas")
     if gpus < nodes:
         raise _DamagedRowError(f"num_replicas = {gpus} is fewer than num_nodes = {nodes}")
     each, over = divmod(gpus, nodes)
