@@ -122,7 +122,6 @@ def report(seen: Observations, model: ThroughputModel, prior: Prior, found: Mini
 
 def _best_of(seen: Observations, model: ThroughputModel, prior: Prior, starts: FloatArray, options: FitOptions) -> Fit:
     """Minimise from each start and report the lowest loss."""
-    starts = np.clip(starts, model.lower, model.upper)
     for index, value in prior.held.items():
         starts[:, index] = value
     runs = (model.minimise(seen, prior, start, options) for start in starts)

@@ -56,7 +56,7 @@ def minimise_generic(
 
     found = least_squares(
         residuals,
-        start[free],
+        np.clip(start[free], lower, upper),
         bounds=(lower, upper),
         loss=loss,
         x_scale="jac",

@@ -62,6 +62,7 @@ class LevelsModel(ThroughputModel):
         self.parameters = theta._fields
         self.num_levels = (len(self.parameters) - 3) // 2
         self.upper = (math.inf,) * (len(self.parameters) - 1) + (10.0,)
+        self._bounds = np.array(self.lower), np.array(self.upper)
 
     def __reduce__(self) -> tuple[object, ...]:
         return throughput_model, (self.name,)  # in another process, too, there is one of each
@@ -113,17 +114,18 @@ class LevelsModel(ThroughputModel):
         at_least: list[tuple[int, int, float]] = []
         if (seen.m == seen.m[0]).all():
             held[0] = float(seen.t_grad.mean()) / 2.0
-        if (seen.K <= 1).all():
-            held[len(self.parameters) - 1] = 1.0
-        level = np.where(seen.K > 1, self.level(seen.N, seen.R), -1)
-        for index in range(self.num_levels):
+        levels = np.asarray(self.level(seen.N, seen.R)).tolist()
+        most_gpus = [1.0] * self.num_levels
+        for gpus, level in zip(seen.K.tolist(), levels, strict=True):
+            most_gpus[level] = max(most_gpus[level], gpus)
+        for index, gpus in enumerate(most_gpus):
             alpha, beta = 2 + 2 * index, 3 + 2 * index
-            gpus = seen.K[level == index]
-            unseen = [alpha, beta] if not len(gpus) else [beta] if gpus.max() <= 2 else []
-            for parameter in unseen:
+            for parameter in [alpha, beta] if gpus <= 1 else [beta] if gpus <= 2 else []:
                 held[parameter] = FLOOR
                 if index > 0:
                     at_least.append((parameter, parameter - 2, 1.1))
+        if max(most_gpus) <= 1:
+            held[len(self.parameters) - 1] = 1.0
         return Prior(held, tuple(at_least))
 
     def penalties(self, theta: FloatArray) -> FloatArray:
@@ -137,8 +139,8 @@ class LevelsModel(ThroughputModel):
         found = kernel.minimise(
             start,
             free,
-            np.array(self.lower),
-            np.array(self.upper),
+            self._bounds[0],
+            self._bounds[1],
             *self._loss(seen, prior, options),
             options.max_iterations,
             options.tolerance,
@@ -178,8 +180,12 @@ class LevelsModel(ThroughputModel):
         self, seen: Observations, prior: Prior, options: FitOptions
     ) -> tuple[FloatArray, FloatArray, float, FloatArray, FloatArray]:
         """The kernel's rows, half_weight, delta, penalty and ties."""
-        level = self.level(seen.N, seen.R)
-        rows = np.stack([seen.K, level, seen.m, np.log(seen.t_grad), np.log(seen.t_iter)], axis=1)
+        rows = np.empty((len(seen), 5))
+        rows[:, 0] = seen.K
+        rows[:, 1] = self.level(seen.N, seen.R)
+        rows[:, 2] = seen.m
+        np.log(seen.t_grad, out=rows[:, 3])
+        np.log(seen.t_iter, out=rows[:, 4])
         strength = options.penalty_weight / (len(seen) if options.penalty_fades else 1.0)
         penalty = np.array([strength, RATIO_FIRMNESS * strength])
         ties = np.array(prior.at_least, dtype=float).reshape(-1, 3)

@@ -15,6 +15,12 @@ import numpy as np
 from pollux.goodput.compiled import compiled
 from pollux.goodput.numerics import FloatArray
 
+FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-7, 1e8
+EASE, TIGHTEN = 0.2, 8.0
+"""How damping follows success and failure of a step: common values, and no fit here is sensitive to them."""
+NO_ERROR = 1e-9
+"""A root mean square below this is a perfect fit; its slope is not defined at zero."""
+
 
 @compiled
 def sync_seconds(theta: FloatArray, K: float, level: int) -> float:
@@ -145,7 +151,7 @@ def loss_and_slopes(
             value += scale * half_error[half]
         else:
             error = math.sqrt(half_error[half] / n)
-            scale = half_weight[half] / (n * max(error, 1e-9))
+            scale = half_weight[half] / (n * max(error, NO_ERROR))
             value += half_weight[half] * error
         gradient += scale * half_gradient[half]
         curvature += scale * half_curvature[half]
@@ -235,18 +241,19 @@ def minimise(
     max_iterations: int,
     tolerance: float,
 ) -> tuple[FloatArray, float, bool, int]:
-    """Parameters of the lowest loss reached from theta, that loss, whether it settled, and the iterations used.
+    """Parameters of the lowest loss reached from theta (moved inside the bounds), that loss, whether it settled, and
+    the iterations used.
 
     `free` [P] is 1 for parameters to fit, 0 for those to keep. Settled: no step promises a relative gain above
     `tolerance` any more.
     """
     P = len(theta)
-    here = theta.copy()
+    here = np.minimum(np.maximum(theta, lower), upper)
     gradient, curvature = np.zeros(P), np.zeros((P, P))
     tried_gradient, tried_curvature = np.zeros(P), np.zeros((P, P))
     active, step, tried = np.zeros(P), np.zeros(P), np.zeros(P)
     value = loss_and_slopes(here, rows, half_weight, delta, penalty, ties, gradient, curvature)
-    damping = 1e-2
+    damping = FIRST_DAMPING
     for iteration in range(1, max_iterations + 1):
         for p in range(P):
             at_wall = (here[p] <= lower[p] and gradient[p] > 0.0) or (here[p] >= upper[p] and gradient[p] < 0.0)
@@ -257,16 +264,16 @@ def minimise(
             promised -= gradient[p] * step[p]
             tried[p] = min(max(here[p] + step[p], lower[p]), upper[p])
         tried_value = loss_and_slopes(tried, rows, half_weight, delta, penalty, ties, tried_gradient, tried_curvature)
-        settled = promised * (1.0 + damping) <= tolerance * (value + 1e-9)
+        settled = promised * (1.0 + damping) <= tolerance * (value + NO_ERROR)
         if tried_value < value:
             here[:] = tried
             gradient[:] = tried_gradient
             curvature[:] = tried_curvature
             value = tried_value
-            damping = max(damping * 0.2, 1e-7)
+            damping = max(damping * EASE, LEAST_DAMPING)
         else:
-            settled = settled or damping > 1e8
-            damping *= 8.0
+            settled = settled or damping > MOST_DAMPING
+            damping *= TIGHTEN
         if settled:
             return here, value, math.isfinite(value), iteration
     return here, value, False, max_iterations

@@ -95,7 +95,7 @@ class ThroughputModel(Protocol):
         return np.zeros(0)
 
     def minimise(self, seen: Observations, prior: Prior, start: FloatArray, options: FitOptions) -> Minimum:
-        """One run of a fit from one start. Default: SciPy, with slopes by finite differences."""
+        """One run of a fit from one start, moved inside the bounds. Default: SciPy, slopes by finite differences."""
         return Minimum(*minimise_generic(self, seen, prior, start, options))
 
     def cheapest(self, theta: Theta, K: int, level: Real, choice: Candidates, a: float, b: float) -> tuple[int, float]:
