@@ -1,7 +1,8 @@
 """The one door to numba: `@compiled` functions run as machine code, or as plain Python where numba is not installed.
 
-Plain Python gives the same answers, about a hundred times slower. Compiled code is kept on disk, so only the first
-call on a machine pays for compiling. Measured reasons for numba: docs/decisions/0002-numba.md.
+Plain Python gives the same answers; a fit then takes about 18 ms instead of 0.5, one best (m, s) 63 µs instead of 10.
+Compiled code is kept on disk, so only the first call on a machine pays for compiling. Measured reasons for numba:
+docs/decisions/0002-numba.md.
 """
 
 from __future__ import annotations

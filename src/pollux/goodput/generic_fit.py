@@ -1,6 +1,6 @@
 """Fitting any throughput model, with SciPy: bounded robust least squares, slopes by finite differences.
 
-Slower than `levels_kernel` by two orders of magnitude, and in need of nothing but `t_grad` and `t_step`. On the
+Much slower than `levels_kernel`, and in need of nothing but `t_grad` and `t_step`. On the
 built-in models it is the specification of what the kernel computes.
 """
 
