@@ -28,7 +28,10 @@ def made() -> Measured:
             step = float(t_iter(TRUTH, sum(placement), len(placement), m))
             steps.append(StepTime(placement, m, step, step - float(t_grad(TRUTH, m))))
     epochs = {
-        size: [EpochStats(100.0 * (e + 1), 0.5 + 0.02 * e, 1.0, math.exp(4.0 * (e + 0.5) / 20)) for e in range(20)]
+        size: [
+            EpochStats(100.0 * (e + 1), 6400.0 * (e + 1) / size, 0.5 + 0.02 * e, 1.0, math.exp(4.0 * (e + 0.5) / 20))
+            for e in range(20)
+        ]
         for size in (64, 128, 256)
     }
     return Measured("made", steps, epochs)

@@ -173,6 +173,7 @@ def jobs(draw):
     return Job(
         spec=draw(specs()),
         submitted_at_s=draw(times),
+        sequence=draw(counts),
         phase=phase,
         generation=generation,
         issued_generation=generation + draw(st.integers(0, 3)),
@@ -184,6 +185,7 @@ def jobs(draw):
         num_reallocations=draw(counts),
         num_failures=draw(counts),
         attained_gpu_s=draw(amounts),
+        held_since_s=draw(times) if phase.holds_gpus else None,
         first_started_at_s=draw(maybe(times)),
         finished_at_s=draw(times) if phase.is_terminal else None,
         exit_reason=draw(texts),

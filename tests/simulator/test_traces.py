@@ -28,9 +28,9 @@ def test_a_folder_is_read_into_rows(traces):
     assert measured.steps == [
         StepTime((1,), 16, 0.1, 0.001),
         StepTime((1, 2, 4), 32, 0.4, 0.2),
-        StepTime((3, 3, 2), 16, 0.5, 0.3),
+        StepTime((3, 3, 2), 16, 0.5, 0.3, is_placement_known=False),
     ]
-    assert measured.epochs == {64: [EpochStats(100.0, 0.5, 2.0, 1.0), EpochStats(200.0, 0.7, 1.0, 3.0)]}
+    assert measured.epochs == {64: [EpochStats(100.0, 99.0, 0.5, 2.0, 1.0), EpochStats(200.0, 199.0, 0.7, 1.0, 3.0)]}
     seen = measured.observations()
     assert seen.K.tolist() == [1, 7, 8]
     assert seen.N.tolist() == [1, 3, 3]
@@ -70,7 +70,7 @@ def test_missing_or_empty_files_are_named(traces):
     (traces / "task" / "validation-64.csv").unlink()
     with pytest.raises(InvalidDocument, match="no file validation"):
         read_application(traces, "task")
-    (traces / "task" / "validation-64.csv").write_text("progress,metric,grad_sqr,grad_var\n")
+    (traces / "task" / "validation-64.csv").write_text("progress,iteration,metric,grad_sqr,grad_var\n")
     with pytest.raises(InvalidDocument, match=r"validation-64\.csv: no rows"):
         read_application(traces, "task")
     (traces / "task" / "validation-big.csv").write_text(VALIDATION)

@@ -19,6 +19,8 @@ class StepTime(NamedTuple):
     """A pass that synchronises."""
     sync_time_s: float
     """The part of it that did not overlap with compute."""
+    is_placement_known: bool = True
+    """False: only GPUs and nodes were recorded, and `placement` is their most even spread."""
 
 
 class EpochStats(NamedTuple):
@@ -26,6 +28,8 @@ class EpochStats(NamedTuple):
 
     progress: float
     """In M0-iterations."""
+    iteration: float
+    """Iterations at this batch size, from the start of training."""
     metric: float
     grad_sqr: float
     grad_var: float

@@ -112,6 +112,8 @@ class Job:
 
     spec: JobSpec
     submitted_at_s: float
+    sequence: int = 0
+    """How many jobs were submitted before it: the order of arrival, also among jobs of the same second."""
     phase: Phase = Phase.PENDING
     generation: int = 0
     """The generation that trains, or that is being started; 0 before the first start."""
@@ -128,7 +130,11 @@ class Job:
     num_reallocations: int = 0
     num_failures: int = 0
     attained_gpu_s: float = 0.0
+    """GPU-seconds held up to `held_since_s`, or in all if it holds none now; ask `attained_gpu_s_at` for any moment."""
+    held_since_s: float | None = None
+    """Since when it holds `allocation`; None while it holds nothing."""
     first_started_at_s: float | None = None
+    """When it was first given GPUs."""
     finished_at_s: float | None = None
     exit_reason: str = ""
     exit_code: int | None = None
@@ -137,9 +143,10 @@ class Job:
         checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
         checks.instance(InvalidSpec, "phase", self.phase, Phase)
         checks.finite(InvalidSpec, "submitted_at_s", self.submitted_at_s, None)
-        for name in ("generation", "issued_generation", "membership", "num_reallocations", "num_failures"):
+        for name in ("sequence", "generation", "issued_generation", "membership", "num_reallocations", "num_failures"):
             checks.whole(InvalidSpec, name, getattr(self, name), 0)
         checks.finite(InvalidSpec, "attained_gpu_s", self.attained_gpu_s, 0)
+        checks.finite(InvalidSpec, "held_since_s", self.held_since_s, None, optional=True)
         checks.finite(InvalidSpec, "first_started_at_s", self.first_started_at_s, None, optional=True)
         checks.finite(InvalidSpec, "finished_at_s", self.finished_at_s, None, optional=True)
         if self.issued_generation < self.generation:
@@ -157,6 +164,9 @@ class Job:
             problem = "must hold GPUs" if phase.holds_gpus else "must not hold GPUs"
             held = dict(self.allocation.gpus)
             raise InvalidSpec("allocation", held, f"a {phase} job {problem}", "Change both at once")
+        if phase.holds_gpus != (self.held_since_s is not None):
+            problem = "must say since when it holds them" if phase.holds_gpus else "holds nothing"
+            raise InvalidSpec("held_since_s", self.held_since_s, f"a {phase} job {problem}", "Change both at once")
         if phase is Phase.RESIZING and not self.next_allocation:
             raise InvalidSpec(
                 "next_allocation", self.next_allocation, "a resizing job needs a target", "Say what it is to hold"
@@ -176,6 +186,17 @@ class Job:
     def occupied(self) -> Allocation:
         """All GPUs that nobody else may have now: during a resize the old ones and the new ones."""
         return self.allocation if self.next_allocation is None else self.allocation.union(self.next_allocation)
+
+    @property
+    def assigned(self) -> Allocation:
+        """What it holds, or will hold once the resize that is under way is done."""
+        return self.allocation if self.next_allocation is None else self.next_allocation
+
+    def attained_gpu_s_at(self, now_s: float) -> float:
+        """GPU-seconds that it has held so far, waiting for its replicas to get ready included."""
+        if self.held_since_s is None:
+            return self.attained_gpu_s
+        return self.attained_gpu_s + max(now_s - self.held_since_s, 0.0) * self.allocation.num_gpus
 
     def age_s(self, now_s: float) -> float:
         """Seconds since submission, never negative."""

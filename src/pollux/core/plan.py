@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from pollux.core import checks
 from pollux.core.allocation import Allocation, Shape
@@ -23,18 +24,21 @@ class Oracle:
     remaining_s: float | None = None
     """Until the job ends, if it keeps running at the size that it requested."""
     iteration_time_s: FrozenMap[Shape, float] = field(default_factory=FrozenMap)
+    """Of one iteration at its present batch size, accumulation passes included, for each shape that it could have."""
 
     def __post_init__(self) -> None:
         checks.finite(InvalidSpec, "remaining_iterations", self.remaining_iterations, 0, optional=True)
         checks.finite(InvalidSpec, "remaining_s", self.remaining_s, 0, optional=True)
         checks.frozen(InvalidSpec, "iteration_time_s", self.iteration_time_s)
-        for shape, seconds in self.iteration_time_s.items():
-            checks.finite(InvalidSpec, f"iteration_time_s[{shape}]", seconds, 0)
+        # Made for every job in every round: naming the culprit may take its time, finding none may not.
+        if not all(type(seconds) is float and 0.0 <= seconds < inf for seconds in self.iteration_time_s.values()):
+            for shape, seconds in self.iteration_time_s.items():
+                checks.finite(InvalidSpec, f"iteration_time_s[{shape}]", seconds, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a policy may see. `jobs` holds those that want GPUs or have some, not the ended ones."""
+    """All that a policy may see. `jobs` holds those that may be given GPUs: not ended, paused or on their way there."""
 
     time_s: float
     round: int

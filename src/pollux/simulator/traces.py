@@ -119,12 +119,14 @@ def _scalability_row(cells: dict[str, str]) -> StepTime:
     if gpus < nodes:
         raise _DamagedRowError(f"num_replicas = {gpus} is fewer than num_nodes = {nodes}")
     each, over = divmod(gpus, nodes)
-    return _step(cells, (each + 1,) * over + (each,) * (nodes - over))
+    even = (each + 1,) * over + (each,) * (nodes - over)
+    return _step(cells, even)._replace(is_placement_known=False)
 
 
 def _epoch_row(cells: dict[str, str]) -> EpochStats:
     return EpochStats(
         _number(cells, "progress", 0.0),
+        _number(cells, "iteration", 0.0),
         _number(cells, "metric"),
         _number(cells, "grad_sqr", 0.0),
         _number(cells, "grad_var", 0.0),

@@ -1,0 +1,155 @@
+"""Optimus (Peng et al., EuroSys '18) as the Pollux paper compares with it: the next GPU to whom it helps most.
+
+"Optimus+Oracle": it is told how many iterations each job still has to do and how long one takes on any number of GPUs.
+Batch sizes stay as requested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from typing import ClassVar
+
+from pollux.core import Allocation, FrozenMap, Job, JobId, Oracle, Plan, Shape, Snapshot
+from pollux.policies.base import Policy, truth
+from pollux.policies.packing import Free, by_arrival, packed_shapes, pinned, place_all, type_for
+
+_UNKNOWN = Oracle()
+
+
+class _Times(dict[int, float | None]):
+    """GPUs → seconds of an iteration on the densest placement; None where nobody knows. Looked up when first asked."""
+
+    __slots__ = ("by_shape", "shapes")
+
+    def __init__(self, by_shape: FrozenMap[Shape, float], shapes: tuple[Shape, ...]) -> None:
+        super().__init__()
+        self.by_shape = by_shape
+        self.shapes = shapes
+
+    def __missing__(self, num_gpus: int) -> float | None:
+        seconds = self[num_gpus] = self.by_shape.get(self.shapes[num_gpus - 1])
+        return seconds
+
+
+@dataclass
+class Optimus(Policy):
+    """Every job gets its minimum, in order of submission while GPUs last; the rest goes where it saves most time.
+
+    One GPU at a time goes to the job whose remaining seconds it shortens most, the earliest on ties, until nobody
+    gains. Times are those of the densest placement; a job of which nothing is known stays at its minimum. Jobs whose
+    number of GPUs does not change stay where they are; the others are placed anew, the smallest first. Jobs that must
+    not be pre-empted get their minimum before all others.
+    """
+
+    needs_oracle: ClassVar[bool] = True
+    adapts_gpus: ClassVar[bool] = True
+
+    _times: dict[tuple[int, str], _Times] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """By identity of the map they come from, and GPU type: only those of the last round."""
+
+    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
+        oracle = truth(snapshot, "optimus")
+        free = Free(snapshot.cluster)
+        left = dict(free.by_type)
+        granted = _minimums(snapshot, free, left)
+        selected: list[tuple[Job, int, str]] = []
+        remembered: dict[tuple[int, str], _Times] = {}
+        for kind in left:
+            jobs = by_arrival([snapshot.jobs[job_id] for job_id, its_kind in granted.items() if its_kind == kind])
+            shapes = packed_shapes(snapshot.cluster, kind)
+            known = [oracle.get(job.id, _UNKNOWN) for job in jobs]
+            counts = grow(
+                [job.spec.gpu_bounds[0] for job in jobs],
+                [most_gpus(job, len(shapes)) for job in jobs],
+                [1.0 if o.remaining_iterations is None else o.remaining_iterations for o in known],
+                [self._times_of(o, kind, shapes, remembered) for o in known],
+                left[kind],
+            )
+            selected.extend(zip(jobs, counts, [kind] * len(jobs), strict=True))
+        self._times = remembered
+        selected.sort(key=lambda item: item[1])
+        allocations: dict[JobId, Allocation] = {}
+        place_all(selected, free, allocations)
+        return Plan(FrozenMap(allocations))
+
+    def _times_of(
+        self, oracle: Oracle, kind: str, shapes: tuple[Shape, ...], remembered: dict[tuple[int, str], _Times]
+    ) -> _Times:
+        """What was looked up in earlier rounds, if the job's map and the cluster are still the same objects."""
+        key = (id(oracle.iteration_time_s), kind)
+        times = self._times.get(key)
+        if times is None or times.by_shape is not oracle.iteration_time_s or times.shapes is not shapes:
+            times = _Times(oracle.iteration_time_s, shapes)
+        remembered[key] = times
+        return times
+
+
+def most_gpus(job: Job, of_cluster: int) -> int:
+    """The most GPUs that the cluster, its maximum and its batch size allow: each GPU needs its share of the batch."""
+    spec = job.spec
+    most = spec.gpu_bounds[1]
+    if most is None or most > of_cluster:
+        most = of_cluster
+    if spec.limits is None:
+        return most
+    batch_size = spec.requested_batch_size or spec.limits.initial_batch_size
+    return min(most, batch_size // spec.limits.min_per_gpu_batch_size)
+
+
+def grow(
+    counts: Sequence[int],
+    most: Sequence[int],
+    remaining: Sequence[float],
+    times: Sequence[Mapping[int, float | None]],
+    left: int,
+) -> list[int]:
+    """GPUs of each job once `left` more have been given out, one by one to the job that gains most, first on ties.
+
+    counts, most  GPUs that each has at first, and may have
+    remaining     iterations that each still has to do
+    times         GPUs → seconds of an iteration; a size without is of no use
+    """
+    found = list(counts)
+
+    def next_bid(index: int, now_s: float | None) -> tuple[float, int, float] | None:
+        """Minus the seconds that another GPU saves, whose it would be, and the iteration time then; None: no gain."""
+        count = found[index]
+        if now_s is None or count >= most[index]:
+            return None
+        then_s = times[index][count + 1]
+        if then_s is None:
+            return None
+        gain_s = (now_s - then_s) * remaining[index]
+        return (-gain_s, index, then_s) if gain_s > 0 else None
+
+    first = [next_bid(index, times[index][count]) for index, count in enumerate(found)]
+    bids = [bid for bid in first if bid is not None]
+    heapify(bids)
+    while left > 0 and bids:
+        _, index, then_s = bids[0]
+        found[index] += 1
+        left -= 1
+        bid = next_bid(index, then_s)
+        if bid is None:
+            heappop(bids)
+        else:
+            heapreplace(bids, bid)
+    return found
+
+
+def _minimums(snapshot: Snapshot, free: Free, left: dict[str, int]) -> dict[JobId, str]:
+    """The jobs that get their minimum, and the GPU type of each; `left` is lowered by what they get."""
+    kept = pinned(snapshot, Free(snapshot.cluster))
+    order = by_arrival(snapshot.jobs.values())
+    if kept:
+        order.sort(key=lambda job: job.id not in kept)
+    granted: dict[JobId, str] = {}
+    for job in order:
+        least = job.spec.gpu_bounds[0]
+        kind = free.gpu_type(kept[job.id]) if job.id in kept else type_for(job, least, free, left)
+        if kind is not None:
+            left[kind] -= least
+            granted[job.id] = kind
+    return granted

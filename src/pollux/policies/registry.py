@@ -1,0 +1,117 @@
+"""Policies by name: built-in ones, those that installed packages announce, and a user's own by its dotted path.
+
+Nothing is imported before it is asked for. A package announces its policies as entry points of the group
+`pollux.policies`; a path is written `my_package.my_module:MyPolicy`. Built-in names cannot be taken by others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pollux.core import FrozenMap, decode
+from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
+from pollux.policies.base import Policy
+
+ENTRY_POINTS = "pollux.policies"
+_NO_OPTIONS: Mapping[str, object] = FrozenMap()
+
+
+class Entry(NamedTuple):
+    """Where a policy is, and the options that its name stands for."""
+
+    path: str
+    preset: Mapping[str, object] = _NO_OPTIONS
+
+
+BUILT_IN: Mapping[str, Entry] = {
+    "fifo": Entry("pollux.policies.fifo:Fifo"),
+    "fifo-backfill": Entry("pollux.policies.fifo:Fifo", {"backfill": True}),
+    "optimus": Entry("pollux.policies.optimus:Optimus"),
+    "srtf": Entry("pollux.policies.srtf:Srtf"),
+    "tiresias": Entry("pollux.policies.tiresias:Tiresias"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `make` knows, in alphabetical order; dotted paths come on top of them."""
+    return tuple(sorted({*BUILT_IN, *(point.name for point in _entry_points())}))
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a name or a dotted path, imported now."""
+    return _load(_entry(name).path)
+
+
+def make(name: str, options: Mapping[str, object] = _NO_OPTIONS) -> Policy:
+    """A new policy. Options are plain values (numbers, truth values, text, None), checked against the class's fields.
+
+    An option given here goes before one that the name stands for.
+    """
+    entry = _entry(name)
+    kind = _load(entry.path)
+    hints = _options(kind)
+    values: dict[str, Any] = {}
+    for option, plain in {**entry.preset, **options}.items():
+        if option not in hints:
+            raise UnknownName(f"option of policy {name}", option, hints)
+        try:
+            values[option] = decode(plain, hints[option])
+        except InvalidDocument as error:
+            raise InvalidSpec(f"{name}.{option}", error.value, error.problem, error.fix) from error
+    missing = [option for option in _required(kind) if option not in values]
+    if missing:
+        raise InvalidSpec(f"{name}.{missing[0]}", None, "has no default", f"Give {', '.join(missing)}")
+    return kind(**values)
+
+
+def _entry(name: str) -> Entry:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if ":" in name:
+        return Entry(name)
+    for point in _entry_points():
+        if point.name == name:
+            return Entry(f"{point.module}:{point.attr}")
+    raise UnknownName("policy", name, names())
+
+
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+
+
+def _load(path: str) -> type[Policy]:
+    module_name, _, class_name = path.partition(":")
+    fix = "Write my_package.my_module:MyPolicy, and check that Python finds the package"
+    try:
+        module = importlib.import_module(module_name)
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but something that it needs is not
+        raise InvalidSpec("policy", path, f"cannot be imported ({error})", fix) from error
+    kind = getattr(module, class_name, None)
+    if kind is None:
+        raise InvalidSpec("policy", path, f"{module_name} has no {class_name!r}", fix)
+    if not (isinstance(kind, type) and issubclass(kind, Policy)):
+        raise InvalidSpec("policy", path, "is not a policy", "Derive the class from pollux.policies.Policy")
+    return kind
+
+
+def _fields(kind: type[Policy]) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(field for field in dataclasses.fields(kind) if field.init) if dataclasses.is_dataclass(kind) else ()
+
+
+def _options(kind: type[Policy]) -> dict[str, Any]:
+    """Option → type hint. A class that is not a dataclass has none."""
+    fields = _fields(kind)
+    hints = typing.get_type_hints(kind) if fields else {}
+    return {field.name: hints[field.name] for field in fields}
+
+
+def _required(kind: type[Policy]) -> list[str]:
+    missing = dataclasses.MISSING
+    return [field.name for field in _fields(kind) if field.default is missing and field.default_factory is missing]

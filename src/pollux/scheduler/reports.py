@@ -1,0 +1,147 @@
+"""What the world reports of jobs, each message about one generation: the news heeded, the late dropped.
+
+Messages may be delayed, reordered and said twice. Who is heeded: docs/job-lifecycle.md, 'Generations'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, assert_never
+
+from pollux.core import (
+    Action,
+    Allocation,
+    GenerationAbandoned,
+    Job,
+    JobFailed,
+    JobFinished,
+    JobReported,
+    JobStopped,
+    Phase,
+    ReplicaLost,
+    ReplicasReady,
+    StopJob,
+    StopReason,
+    Trigger,
+)
+
+if TYPE_CHECKING:
+    from pollux.scheduler.state import SchedulerState
+
+Report = ReplicasReady | GenerationAbandoned | ReplicaLost | JobReported | JobStopped | JobFinished | JobFailed
+NOTHING = Allocation()
+
+
+def hear(state: SchedulerState, report: Report) -> list[Action]:
+    """Take a report in; answer with what must be done about those who report."""
+    job = state.jobs.get(report.job)
+    if job is None or not _is_heeded(job, report):
+        return _supersede(state, report)
+    match report:
+        case JobReported(profile=profile, model=model):
+            state.put(replace(job, profile=profile or job.profile, model=model or job.model))
+        case ReplicasReady():
+            _switch(state, job)
+        case GenerationAbandoned():
+            _abandon(state, job)
+        case ReplicaLost():
+            _shrink(state, job, report)
+        case JobStopped():
+            _release(state, job, Trigger.STOPPED)
+        case JobFinished():
+            _release(state, job, Trigger.FINISH)
+        case JobFailed(reason=reason, exit_code=exit_code):
+            failed = replace(job, num_failures=job.num_failures + 1, exit_reason=reason, exit_code=exit_code)
+            _release(state, failed, Trigger.RETRY if failed.num_failures <= job.spec.retries else Trigger.FAIL)
+        case _:
+            assert_never(report)
+    return []
+
+
+def release_if_stranded(state: SchedulerState, job: Job) -> None:
+    """A job whose nodes are all gone has stopped: nobody is left to report it."""
+    if job.allocation and not any(node in state.cluster for node in job.occupied.gpus):
+        _release(state, job, Trigger.STOPPED)
+
+
+def _is_heeded(job: Job, report: Report) -> bool:
+    match report:
+        case ReplicasReady() | GenerationAbandoned():
+            return job.awaits(report.generation)
+        case JobFinished():
+            return job.may_have_finished(report.generation)
+        case JobStopped():
+            # Also the number of a resize that was abandoned: StopJob named it, so its answer may.
+            return job.phase.holds_gpus and job.generation <= report.generation <= job.issued_generation
+    return job.expects(report.generation)
+
+
+def _supersede(state: SchedulerState, report: Report) -> list[Action]:
+    """Replicas that tell of themselves although they should not be there must go."""
+    job = state.job(report.job)
+    if job is None or not isinstance(report, ReplicasReady | JobReported | ReplicaLost):
+        return []
+    if job.phase.holds_gpus and report.generation >= job.generation:
+        return []  # said twice, or of a generation that is being given up anyway
+    if report.generation > job.issued_generation:
+        return []  # not a number that we gave out
+    return [StopJob(job.id, report.generation, StopReason.SUPERSEDED)]
+
+
+def _switch(state: SchedulerState, job: Job) -> None:
+    if job.next_allocation is None:
+        state.move(job, Trigger.READY)
+        return
+    holds = _holding(state, job, job.next_allocation)
+    job = state.move(job, Trigger.READY, **holds, next_allocation=None, generation=job.issued_generation, membership=0)
+    release_if_stranded(state, job)
+
+
+def _abandon(state: SchedulerState, job: Job) -> None:
+    if job.next_allocation is None:
+        _release(state, job, Trigger.ABANDON)
+        return
+    was_wanted = state.target.get(job.id) == job.next_allocation
+    job = state.move(job, Trigger.ABANDON, next_allocation=None)
+    if was_wanted:
+        state.keep(job)  # the next round decides whether it is worth another try
+    release_if_stranded(state, job)
+
+
+def _shrink(state: SchedulerState, job: Job, report: ReplicaLost) -> None:
+    if report.generation != job.generation:
+        # The switch to it has not been heard of yet; then this is what it will have.
+        assert job.next_allocation is not None
+        if left := _common(job.next_allocation, report.survivors):
+            job = state.move(job, Trigger.LOSE_REPLICA, next_allocation=left)
+            if job.phase is not Phase.STOPPING:
+                state.keep(job)
+        return
+    left = _common(job.allocation, report.survivors)
+    if left and report.membership > job.membership:
+        holds = _holding(state, job, left)
+        job = state.move(job, Trigger.LOSE_REPLICA, **holds, membership=report.membership)
+        if job.phase is not Phase.STOPPING:
+            state.keep(job)  # the next round decides what follows
+        release_if_stranded(state, job)
+
+
+def _release(state: SchedulerState, job: Job, trigger: Trigger) -> None:
+    """It has no replica left. A job that was told to stop so that it can start elsewhere does so."""
+    was_told = job.phase is Phase.STOPPING and trigger is Trigger.STOPPED
+    if not was_told:
+        state.retarget(job.id, NOTHING)
+    state.move(job, trigger, **_holding(state, job, NOTHING), next_allocation=None)
+
+
+def _holding(state: SchedulerState, job: Job, allocation: Allocation) -> dict[str, Any]:
+    """What changes in a job that from now on holds `allocation`: its GPU-seconds are counted up to now."""
+    return {
+        "allocation": allocation,
+        "attained_gpu_s": job.attained_gpu_s_at(state.time_s),
+        "held_since_s": state.time_s if allocation else None,
+    }
+
+
+def _common(held: Allocation, survivors: Allocation) -> Allocation:
+    return Allocation.of({node: min(count, survivors.gpus.get(node, 0)) for node, count in held.gpus.items()})

@@ -1,0 +1,88 @@
+"""What can be set about a run: the world, the simulated agent, the scheduler. Each option can be set alone by its
+dotted name (`world.whole_seconds=true`); a preset sets several (`compat.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pollux.core import FrozenMap, checks
+from pollux.errors import InvalidSpec
+from pollux.scheduler import SchedulerOptions
+
+
+class RankOrder(StrEnum):
+    """In which order the nodes of a job form its ring: measured times differ a little between (3, 4, 1) and (4, 3, 1)."""
+
+    LARGEST_FIRST = "largest-first"
+    BY_NODE = "by-node"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldOptions:
+    """How the world behaves; none of it is visible to a policy."""
+
+    realloc_delay_s: float = 30.0
+    """A job does not train for so long after each start and each change of its GPUs (paper, section 5.3)."""
+    interference: float = 0.0
+    """Share of its speed that a job on several nodes loses while it shares one of them with another such job."""
+    rank_order: RankOrder = RankOrder.LARGEST_FIRST
+    whole_seconds: bool = False
+    """Epochs take whole seconds, and progress is added up report by report, as in the artifact."""
+    oracle_doubles_one_gpu: bool = False
+    """The oracle prices one GPU with at least two passes an iteration, as the artifact's does."""
+    node_mtbf_s: float | None = None
+    """Mean time between failures of each node; None: none fails by itself."""
+    node_repair_s: float = 3600.0
+    """How long a node that failed by itself stays away."""
+    max_time_s: float = 100 * 86400.0
+    """A run that has not ended by then is given up: its jobs hinder each other for ever."""
+
+    def __post_init__(self) -> None:
+        checks.finite(InvalidSpec, "world.realloc_delay_s", self.realloc_delay_s, 0)
+        checks.finite(InvalidSpec, "world.interference", self.interference, 0)
+        if self.interference >= 1:
+            raise InvalidSpec("world.interference", self.interference, "must be below 1", "Give the share lost, as 0.25")
+        checks.finite(InvalidSpec, "world.node_mtbf_s", self.node_mtbf_s, 0, above=True, optional=True)
+        checks.finite(InvalidSpec, "world.node_repair_s", self.node_repair_s, 0)
+        checks.finite(InvalidSpec, "world.max_time_s", self.max_time_s, 0, above=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """How the agent inside each job behaves."""
+
+    report_interval_s: float = 30.0
+    """It measures, tunes its batch size and reports this often (paper, section 4.3)."""
+    single_gpu_accumulation: bool = False
+    """One GPU takes two passes for a batch above M0, as the artifact's noise estimator needs."""
+    published_grid: bool = False
+    """Choose among the artifact's 50 batch sizes instead of our grid."""
+    published_fit: bool = False
+    """Fit with the artifact's loss instead of ours."""
+    pinned: tuple[str, ...] = ()
+    """Applications that keep one GPU, and where batch sizes adapt their largest one (artifact: ncf)."""
+
+    def __post_init__(self) -> None:
+        checks.finite(InvalidSpec, "agent.report_interval_s", self.report_interval_s, 0, above=True)
+
+
+RESTARTS = SchedulerOptions(in_place=False)
+"""The delay of 30 s is that of the paper's restarts from a checkpoint, which give the old GPUs back at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything about a run but the workload, the cluster and the policy's name."""
+
+    interval_s: float = 60.0
+    """From round to round; the first is one interval after the start."""
+    seed: int = 0
+    world: WorldOptions = field(default_factory=WorldOptions)
+    agent: AgentOptions = field(default_factory=AgentOptions)
+    scheduler: SchedulerOptions = RESTARTS
+    policy: FrozenMap[str, object] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        checks.finite(InvalidSpec, "interval_s", self.interval_s, 0, above=True)
+        checks.whole(InvalidSpec, "seed", self.seed, 0)

@@ -1,0 +1,114 @@
+"""One job in the virtual world: where it is in its training, on which GPUs, and how fast it goes."""
+
+from __future__ import annotations
+
+from pollux.core import Allocation, Cluster, JobId, JobSpec, Progress
+from pollux.simulator.agent import Agent
+from pollux.simulator.options import AgentOptions, RankOrder
+from pollux.simulator.truth import Truth
+
+
+class Training:
+    """How far a job has come; survives every loss of its GPUs."""
+
+    def __init__(self, spec: JobSpec, truth: Truth, options: AgentOptions) -> None:
+        self.spec = spec
+        self.truth = truth
+        self.agent = Agent(spec, truth.limits, options)
+        self.progress = 0.0
+        """In iterations at M0."""
+        self.epoch = 0
+        """The statistical epoch that it is in; as many as there are once it is done."""
+        self.batch_size = truth.limits.initial_batch_size
+        """In use, or last in use."""
+
+    @property
+    def id(self) -> JobId:
+        return self.spec.id
+
+    @property
+    def is_done(self) -> bool:
+        return self.epoch >= self.truth.epochs
+
+    def summary(self) -> Progress:
+        """What its training loop knows and may report: the length of a run is declared, not guessed."""
+        return Progress(self.progress, self.truth.epoch_end(self.truth.epochs - 1), 0.0)
+
+    def fall_back(self) -> None:
+        """To the last checkpoint, written when the epoch began."""
+        self.progress = self.truth.epoch_end(self.epoch - 1) if self.epoch else 0.0
+
+
+class Run:
+    """One stay of a job on some GPUs: the replicas of a generation. Between two changes its speed is constant."""
+
+    def __init__(
+        self,
+        training: Training,
+        generation: int,
+        allocation: Allocation,
+        cluster: Cluster,
+        order: RankOrder,
+        now: float,
+        ready_at_s: float,
+    ) -> None:
+        self.training = training
+        self.generation = generation
+        self.membership = 0
+        self.allocation = allocation
+        counts = allocation.gpus.values()
+        self.placement = tuple(counts) if order is RankOrder.BY_NODE else tuple(sorted(counts, reverse=True))
+        self.gpu_type = cluster[next(iter(allocation.gpus))].gpu_type
+        self.shape = allocation.shape(cluster)
+        self.counted_until_s = now
+        """Up to when `training.progress` counts."""
+        self.ready_at_s = ready_at_s
+        """It holds its GPUs and does not train before."""
+        self.slowdown = 1.0
+        """What interference leaves of its speed."""
+        self.version = 0
+        """Grows with every change of speed: what was predicted before does not hold any more."""
+        self.tune()
+
+    def tune(self) -> None:
+        """Let the agent choose its batch size for the GPUs at hand, and find out how fast that goes."""
+        training = self.training
+        gradient = training.truth.gradient(training.epoch, training.batch_size)
+        self.m, self.s = training.agent.tune(self.gpu_type, self.shape, gradient)
+        training.batch_size = self.shape.num_gpus * self.m * (self.s + 1)
+        self.passes = training.truth.passes(self.gpu_type, self.placement, self.m)
+        self.find_speed()
+
+    def find_speed(self) -> None:
+        """Speed with the present batch size in the present epoch."""
+        truth, batch_size = self.training.truth, self.training.batch_size
+        gradient = truth.gradient(self.training.epoch, batch_size)
+        scale = batch_size / truth.limits.initial_batch_size
+        gain = (gradient.var + gradient.sqr) / (gradient.var / scale + gradient.sqr)
+        seconds = self.passes.iteration_time_s + self.s * self.passes.grad_time_s
+        self.rate = gain / seconds * self.slowdown
+        """Iterations at M0 a second."""
+        self.throughput = batch_size / seconds * self.slowdown
+        """Examples a second."""
+        self.efficiency = gain / scale
+        self.version += 1
+
+    def trains(self, now: float) -> bool:
+        return now >= self.ready_at_s
+
+    def count(self, now: float) -> None:
+        """Count the progress made up to now; an epoch that is about to end does so by its own event."""
+        self.training.progress = self.progress_at(now)
+        self.counted_until_s = now
+
+    def progress_at(self, now: float) -> float:
+        training = self.training
+        seconds = now - max(self.counted_until_s, self.ready_at_s)
+        if seconds <= 0.0:
+            return training.progress
+        return min(training.progress + self.rate * seconds, training.truth.epoch_end(training.epoch))
+
+    def observe(self, now: float) -> None:
+        """Let the agent measure what it has been doing, if it has done anything."""
+        if now > self.ready_at_s:
+            self.training.agent.observe(self.gpu_type, self.shape, self.m, self.passes)

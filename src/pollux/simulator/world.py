@@ -1,0 +1,305 @@
+"""The virtual world: an event heap, jobs that train at their true speed, and the scheduler that is also deployed.
+
+Time jumps from event to event. A running job has at most one event ahead of it, the end of its epoch at its present
+speed; every change of speed makes a new one and lets the old one lapse. Ties: what happened in the world, then
+reports, then the round, then what the round left to do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from enum import IntEnum
+from itertools import count
+
+import numpy as np
+
+from pollux.core import (
+    Action,
+    Allocation,
+    Cluster,
+    Event,
+    FrozenMap,
+    JobFinished,
+    JobId,
+    JobReported,
+    JobSpec,
+    JobStopped,
+    JobSubmitted,
+    MakePlan,
+    NodeId,
+    NodeJoined,
+    NodeLost,
+    PlanMade,
+    ReplicaLost,
+    ReplicasReady,
+    ResizeJob,
+    RoundDue,
+    StartJob,
+    StopJob,
+)
+from pollux.errors import InvalidSpec
+from pollux.policies.base import Policy
+from pollux.scheduler import EventLog, Scheduler
+from pollux.simulator.cluster_file import NodeChange
+from pollux.simulator.options import Options
+from pollux.simulator.oracle import OracleSource
+from pollux.simulator.run import Run, Training
+from pollux.simulator.timeline import Timeline
+from pollux.simulator.truth import Truth
+
+PATIENCE = 1000
+"""Rounds in which nothing runs and nothing is ahead before the rest of the jobs counts as stuck."""
+
+
+class Rank(IntEnum):
+    """The order of events of the same moment."""
+
+    WORLD = 0
+    REPORT = 1
+    ROUND = 2
+    AFTER_ROUND = 3
+
+
+class World:
+    """One workload under one policy, from the first submission to the last end."""
+
+    def __init__(
+        self,
+        specs: Iterable[tuple[float, JobSpec]],
+        truths: Mapping[str, Truth],
+        cluster: Cluster,
+        policy: Policy,
+        options: Options,
+        changes: Iterable[NodeChange] = (),
+        log: EventLog | None = None,
+    ) -> None:
+        self.options = options
+        self.policy = policy
+        self.scheduler = Scheduler(log, replace(options.scheduler, seed=options.seed))
+        self.now = 0.0
+        self.timeline = Timeline()
+        self.policy_cpu_s: list[float] = []
+        self._heap: list[tuple[float, int, int, Callable[..., None], tuple[object, ...]]] = []
+        self._sequence = count()
+        self._trainings: dict[JobId, Training] = {}
+        self._runs: dict[JobId, Run] = {}
+        self._oracle = OracleSource(options)
+        self._rng = np.random.Generator(np.random.PCG64(options.seed))
+        self._num_ahead = 0
+        """Events on the heap other than rounds and reports, which come by themselves."""
+        self._idle_rounds = 0
+        self._agents_watch = policy.reads_models or policy.adapts_batch
+        self._next_report_s = options.agent.report_interval_s
+        for node in cluster:
+            self._handle(NodeJoined(node))
+        for change in changes:
+            self._at(change.time_s, Rank.WORLD, self._change_node, change.event)
+        for node in cluster:
+            self._plan_failure(node.id)
+        for submitted_at_s, spec in specs:
+            self._trainings[spec.id] = Training(spec, truths[spec.application or ""], options.agent)
+            self._at(submitted_at_s, Rank.WORLD, self._handle, JobSubmitted(spec))
+        self._num_left = len(self._trainings)
+        self._at(options.interval_s, Rank.ROUND, self._round, 1)
+        if self._agents_watch or options.world.whole_seconds:
+            self._at(self._next_report_s, Rank.REPORT, self._report)
+
+    def run(self, on_end: Callable[[], None] = lambda: None) -> None:
+        """Until every job has ended; `on_end` is called for each."""
+        while self._num_left:
+            self.now, rank, _, happen, arguments = heapq.heappop(self._heap)
+            if rank in (Rank.WORLD, Rank.AFTER_ROUND):
+                self._num_ahead -= 1
+            left = self._num_left
+            happen(*arguments)
+            if self._num_left < left:
+                on_end()
+
+    def _at(self, time_s: float, rank: Rank, happen: Callable[..., None], *arguments: object) -> None:
+        if rank in (Rank.WORLD, Rank.AFTER_ROUND):
+            self._num_ahead += 1
+        heapq.heappush(self._heap, (time_s, rank, next(self._sequence), happen, arguments))
+
+    def _handle(self, event: Event) -> None:
+        for action in self.scheduler.handle(event, self.now):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case MakePlan():
+                self._make_plan(action)
+            case StartJob(job=job) | ResizeJob(job=job):
+                self._place(job, action.generation, action.allocation)
+                self._at(self._runs[job].ready_at_s, Rank.WORLD, self._handle, ReplicasReady(job, action.generation))
+            case StopJob(job=job):
+                run = self._runs.pop(job, None)
+                if run is not None:
+                    run.count(self.now)
+                    self._interfere()
+                self._at(self.now, Rank.WORLD, self._handle, JobStopped(job, action.generation))
+
+    def _round(self, number: int) -> None:
+        if self.now > self.options.world.max_time_s:
+            self._give_up(f"not all jobs had ended after {self.options.world.max_time_s:g} s")
+        self._handle(RoundDue(number))
+        state = self.scheduler.state
+        self.timeline.sample(self.now, state, self._runs.values())
+        is_idle = not self._runs and not self._num_ahead
+        self._idle_rounds = self._idle_rounds + 1 if is_idle else 0
+        if self._idle_rounds > PATIENCE:
+            self._give_up("the policy gives these jobs nothing, and nothing else will happen")
+        # A product, not a sum: rounds and reports of the same moment must meet exactly.
+        self._at(self.options.interval_s * (number + 1), Rank.ROUND, self._round, number + 1)
+
+    def _give_up(self, problem: str) -> None:
+        left = sorted(self.scheduler.state.jobs)
+        names = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
+        cluster = self.scheduler.state.cluster
+        fix = f"Check that each fits into the {cluster.num_gpus} GPUs of this cluster, or use another policy"
+        raise InvalidSpec("workload", names, problem, fix)
+
+    def _make_plan(self, request: MakePlan) -> None:
+        snapshot = request.snapshot
+        if self.policy.needs_oracle:
+            answers = {
+                job_id: self._oracle.ask(
+                    self._trainings[job_id], self._runs.get(job_id), snapshot.cluster, self.now
+                )
+                for job_id in snapshot.jobs
+            }
+            snapshot = replace(snapshot, oracle=FrozenMap(answers))
+        began = time.process_time()
+        plan = self.policy.plan(snapshot, request.seed)
+        self.policy_cpu_s.append(time.process_time() - began)
+        plan.check(snapshot)
+        self._handle(PlanMade(request.round, plan, stats=FrozenMap(self.policy.stats())))
+
+    def _place(self, job: JobId, generation: int, allocation: Allocation) -> None:
+        """Put a job there, whether it comes from nowhere or from other GPUs."""
+        before = self._runs.get(job)
+        if before is not None:
+            before.count(self.now)
+        world = self.options.world
+        ready_at_s = self.now + world.realloc_delay_s
+        cluster = self.scheduler.state.cluster
+        run = Run(self._trainings[job], generation, allocation, cluster, world.rank_order, self.now, ready_at_s)
+        self._runs[job] = run
+        self._interfere()
+        self._predict(run)
+
+    def _predict(self, run: Run) -> None:
+        """Foresee the end of its epoch; with whole seconds only up to the next report, as the artifact does."""
+        training = run.training
+        start = max(run.counted_until_s, run.ready_at_s)
+        threshold = training.truth.epoch_end(training.epoch)
+        left = threshold - training.progress
+        if self.options.world.whole_seconds:
+            seconds = self._next_report_s - start
+            if seconds <= 0 or training.progress + run.rate * seconds < threshold:
+                return
+            end = start + round(left / run.rate)
+        else:
+            end = start + max(left, 0.0) / run.rate
+        # An epoch that ends at once ends after the round: its job was still training when the round looked.
+        rank = Rank.WORLD if end > self.now else Rank.AFTER_ROUND
+        self._at(end, rank, self._end_epoch, run, run.version)
+
+    def _end_epoch(self, run: Run, version: int) -> None:
+        training = run.training
+        if self._runs.get(training.id) is not run or run.version != version:
+            return
+        training.progress = training.truth.epoch_end(training.epoch)
+        run.counted_until_s = self.now
+        training.epoch += 1
+        if training.is_done:
+            del self._runs[training.id]
+            self._num_left -= 1
+            self._handle(JobFinished(training.id, run.generation))
+            self._interfere()
+            return
+        if self._agents_watch:
+            run.observe(self.now)
+            run.tune()
+        else:
+            run.find_speed()
+        self._predict(run)
+
+    def _report(self) -> None:
+        self._next_report_s = self.now + self.options.agent.report_interval_s
+        for run in self._runs.values():
+            run.count(self.now)
+            if self._agents_watch:
+                run.observe(self.now)
+                run.tune()
+            self._predict(run)
+        if self.policy.reads_models:
+            self._send_reports()
+        self._at(self._next_report_s, Rank.REPORT, self._report)
+
+    def _send_reports(self) -> None:
+        for job_id, run in list(self._runs.items()):
+            if not run.trains(self.now):
+                continue
+            training = run.training
+            gradient = training.truth.gradient(training.epoch, training.batch_size)
+            model = training.agent.model(gradient, training.summary(), self.options.world.realloc_delay_s)
+            self._handle(JobReported(job_id, run.generation, training.agent.profile, model))
+
+    def _interfere(self) -> None:
+        """Jobs on several nodes hinder each other where they meet."""
+        share = self.options.world.interference
+        if not share:
+            return
+        on_node: dict[NodeId, int] = {}
+        spread = [run for run in self._runs.values() if run.shape.num_nodes > 1]
+        for run in spread:
+            for node in run.allocation.gpus:
+                on_node[node] = on_node.get(node, 0) + 1
+        for run in self._runs.values():
+            meets = run.shape.num_nodes > 1 and any(on_node[node] > 1 for node in run.allocation.gpus)
+            slowdown = 1.0 - share if meets else 1.0
+            if slowdown != run.slowdown:
+                run.count(self.now)
+                run.slowdown = slowdown
+                run.find_speed()
+                self._predict(run)
+
+    def _plan_failure(self, node: NodeId) -> None:
+        mean = self.options.world.node_mtbf_s
+        if mean is not None and node in self.scheduler.state.cluster:
+            at = self.now - mean * float(np.log1p(-self._rng.random()))
+            self._at(at, Rank.WORLD, self._fail_node, node)
+
+    def _fail_node(self, node_id: NodeId) -> None:
+        cluster = self.scheduler.state.cluster
+        if node_id in cluster:
+            node = cluster[node_id]
+            self._change_node(NodeLost(node_id))
+            self._at(self.now + self.options.world.node_repair_s, Rank.WORLD, self._change_node, NodeJoined(node))
+
+    def _change_node(self, event: Event) -> None:
+        self._handle(event)
+        match event:
+            case NodeJoined(node):
+                self._plan_failure(node.id)
+            case NodeLost(node_id):
+                for run in [run for run in self._runs.values() if node_id in run.allocation.gpus]:
+                    self._lose_node(run, node_id)
+
+    def _lose_node(self, run: Run, node: NodeId) -> None:
+        """The survivors re-form; a job that cannot do with them stops and begins its epoch anew."""
+        job, spec = run.training.id, run.training.spec
+        survivors = run.allocation.without(node)
+        run.count(self.now)
+        if survivors and survivors.num_gpus >= spec.gpu_bounds[0] and self.options.scheduler.in_place:
+            self._place(job, run.generation, survivors)
+            self._runs[job].membership = run.membership + 1
+            self._at(self.now, Rank.WORLD, self._handle, ReplicaLost(job, run.generation, run.membership + 1, survivors))
+        else:
+            del self._runs[job]
+            run.training.fall_back()
+            self._interfere()
+            self._at(self.now, Rank.WORLD, self._handle, JobStopped(job, run.generation))

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pollux.core import Allocation, Cluster, FrozenMap, Node, NodeId, Shape
+from pollux.errors import InfeasiblePlan, InvalidSpec
+from pollux.policies.packing import Free, packed_shape, pinned, requested_size
+from pollux.testing.snapshots import job, snapshot
+
+
+def cluster(*sizes: int, gpu_type: str = "gpu") -> Cluster:
+    return Cluster.of(*(Node(NodeId(f"n{i}"), size, gpu_type) for i, size in enumerate(sizes)))
+
+
+def allocation(**gpus: int) -> Allocation:
+    return Allocation(FrozenMap({NodeId(node): count for node, count in gpus.items()}))
+
+
+TWO_TYPES = Cluster.of(
+    Node(NodeId("a0"), 4, "a100"), Node(NodeId("t0"), 4, "t4"), Node(NodeId("t1"), 4, "t4", schedulable=False)
+)
+
+
+def take_slow(free: dict[str, int], num_gpus: int) -> dict[str, int] | None:
+    """The published rule, word for word."""
+    if sum(free.values()) < num_gpus:
+        return None
+    taken: dict[str, int] = {}
+    while num_gpus:
+        node = max(sorted(free), key=lambda name: free[name])
+        count = min(free[node], num_gpus)
+        taken[node] = taken.get(node, 0) + count
+        free[node] -= count
+        num_gpus -= count
+    return taken
+
+
+class TestFree:
+    @given(st.lists(st.integers(1, 8), max_size=6), st.lists(st.integers(1, 12), max_size=8))
+    def test_takes_what_the_published_rule_takes(self, sizes, requests):
+        free, slow = Free(cluster(*sizes)), {f"n{i}": size for i, size in enumerate(sizes)}
+        for num_gpus in requests:
+            taken, expected = free.take(num_gpus), take_slow(slow, num_gpus)
+            assert (None if taken is None else dict(taken.gpus)) == expected
+            assert free.total == sum(slow.values())
+
+    def test_takes_the_type_with_most_free_gpus_and_the_first_by_name_on_ties(self):
+        free = Free(TWO_TYPES)
+        assert free.take(1) == allocation(a0=1)
+        assert free.take(1) == allocation(t0=1)
+        assert free.by_type == {"a100": 3, "t4": 3}
+
+    def test_never_mixes_types(self):
+        free = Free(TWO_TYPES)
+        assert free.total == 8
+        assert free.take(5) is None
+        assert free.take(4, "t4") == allocation(t0=4)
+        assert free.take(1, "t4") is None
+        assert free.take(1, "h100") is None
+
+    def test_knows_what_fits(self):
+        free = Free(TWO_TYPES)
+        assert free.fits(allocation(a0=4))
+        assert free.fits(allocation(a0=4), "a100")
+        assert not free.fits(allocation(a0=4), "t4")
+        assert not free.fits(allocation(a0=5))
+        assert not free.fits(allocation(a0=1, t0=1)), "of two types"
+        assert not free.fits(allocation(t1=1)), "drained"
+        assert not free.fits(allocation(gone=1))
+
+    def test_what_is_held_is_not_free(self):
+        free = Free(TWO_TYPES)
+        free.hold(allocation(a0=3))
+        assert not free.fits(allocation(a0=2))
+        assert free.total == 5
+        with pytest.raises(InfeasiblePlan, match="1 free"):
+            free.hold(allocation(a0=2))
+
+    def test_tells_the_type_of_an_allocation(self):
+        free = Free(TWO_TYPES)
+        assert free.gpu_type(allocation(t0=1)) == "t4"
+        assert [free.gpu_type(allocation(**held)) for held in ({}, {"gone": 1}, {"a0": 1, "t0": 1})] == [None] * 3
+
+    def test_two_of_the_same_cluster_do_not_know_each_other(self):
+        first, second = Free(TWO_TYPES), Free(TWO_TYPES)
+        first.take(4)
+        assert second.total == 8
+
+
+class TestPackedShape:
+    def test_fills_the_largest_nodes_first(self):
+        uneven = cluster(2, 8, 4)
+        assert [packed_shape(uneven, n) for n in (1, 8, 9, 12, 13, 14)] == [
+            Shape(1, 1), Shape(8, 1), Shape(9, 2), Shape(12, 2), Shape(13, 3), Shape(14, 3)
+        ]  # fmt: skip
+
+    def test_counts_racks_as_an_allocation_would(self):
+        racks = Cluster.of(*(Node(NodeId(f"n{i}"), 4, labels=FrozenMap({"rack": f"r{i // 2}"})) for i in range(4)))
+        assert packed_shape(racks, 8) == Shape(8, 2, 1)
+        assert packed_shape(racks, 9) == allocation(n0=4, n1=4, n2=1).shape(racks) == Shape(9, 3, 2)
+
+    def test_uses_one_type(self):
+        mixed = TWO_TYPES.with_node(Node(NodeId("t2"), 8, "t4"))
+        assert packed_shape(mixed, 4, "a100") == Shape(4, 1)
+        assert packed_shape(mixed, 8) == Shape(8, 1)
+        with pytest.raises(InvalidSpec, match="1 to 4"):
+            packed_shape(mixed, 5, "a100")
+        with pytest.raises(InvalidSpec, match="1 to 12"):
+            packed_shape(mixed, 13)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [
+        ({}, 1),
+        ({"min_gpus": 3}, 3),
+        ({"gpus": 4}, 4),
+        ({"gpus": 4, "max_gpus": 2}, 2),
+        ({"gpus": 4, "min_gpus": 6}, 6),
+        ({"gpus": 4, "max_gpus": 2, "rigid": True}, 4),
+    ],
+)
+def test_the_requested_size_is_within_the_bounds_of_the_job(spec, size):
+    assert requested_size(job("a", **spec)) == size
+
+
+class TestPinned:
+    def test_jobs_that_must_not_be_preempted_stay(self):
+        free = Free(cluster(4, 4))
+        moment = snapshot(
+            cluster(4, 4),
+            job("stays", 0, 2, held={"n0": 2}, preemptible=False),
+            job("may-go", 1, 2, held={"n0": 2}),
+            job("waits", 2, 2, preemptible=False),
+        )
+        assert pinned(moment, free) == {"stays": allocation(n0=2)}
+        assert free.total == 6
+
+    @pytest.mark.parametrize(
+        ("held", "spec"),
+        [({"gone": 2}, {}), ({"n0": 2, "gone": 1}, {}), ({"n0": 2}, {"min_gpus": 3}), ({"n0": 2}, {"gpu_type": "t4"})],
+    )
+    def test_but_not_where_they_cannot(self, held, spec):
+        free = Free(cluster(4))
+        assert pinned(snapshot(cluster(4), job("a", 0, 2, held=held, preemptible=False, **spec)), free) == {}
+        assert free.total == 4
+
+    def test_with_more_than_the_maximum_it_keeps_the_maximum(self):
+        moment = snapshot(cluster(4, 4), job("a", 0, 2, held={"n0": 1, "n1": 4}, preemptible=False, max_gpus=3))
+        assert pinned(moment, Free(cluster(4, 4))) == {"a": allocation(n1=3)}

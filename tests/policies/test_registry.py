@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from pollux.core import Plan, Snapshot
+from pollux.errors import InvalidSpec, UnknownName
+from pollux.policies import Policy, make, names, policy_class, registry
+from pollux.policies.fifo import Fifo
+from pollux.policies.srtf import Remaining, Srtf
+from pollux.policies.tiresias import Tiresias
+
+
+@dataclass
+class Lazy(Policy):
+    """Somebody's own."""
+
+    patience_s: float
+    label: str | None = None
+
+    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
+        return Plan()
+
+
+class Plain(Policy):
+    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
+        return Plan()
+
+
+LAZY = f"{__name__}:Lazy"
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_every_built_in_name_can_be_made(name):
+    assert isinstance(make(name), policy_class(name))
+
+
+def test_a_name_may_stand_for_options_which_can_be_overridden():
+    assert make("fifo-backfill") == Fifo(backfill=True)
+    assert make("fifo-backfill", {"backfill": False}) == Fifo()
+
+
+def test_options_are_checked_and_converted():
+    assert make("tiresias", {"service_threshold_gpu_s": 3200}) == Tiresias(3200.0)
+    assert make("srtf", {"by": "service"}) == Srtf(by=Remaining.SERVICE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fifo", {"backfill": "yes"}, "fifo.backfill = 'yes': must be true or false"),
+        ("srtf", {"by": "luck"}, "srtf.by = 'luck'.*Known: service, time"),
+        ("tiresias", {"service_threshold_gpu_s": 0}, "greater than 0"),
+        ("srtf", {"min_remaining_s": -1}, "at least 0"),
+        (LAZY, {}, "patience_s.*has no default"),
+    ],
+)
+def test_wrong_values_are_refused(name, options, message):
+    with pytest.raises(InvalidSpec, match=message):
+        make(name, options)
+
+
+def test_unknown_options_are_answered_with_the_known_ones():
+    with pytest.raises(UnknownName, match=r"option of policy fifo = 'backfil'.*Did you mean 'backfill'"):
+        make("fifo", {"backfil": True})
+    with pytest.raises(UnknownName, match="Known: service_threshold_gpu_s"):
+        make("tiresias", {"_demoted": {}})
+    with pytest.raises(UnknownName, match="Known: none"):
+        make(f"{__name__}:Plain", {"a": 1})
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    with pytest.raises(UnknownName, match="Did you mean 'tiresias'"):
+        make("tiresius")
+
+
+def test_a_policy_of_your_own_is_named_by_its_path():
+    assert make(LAZY, {"patience_s": 3}) == Lazy(3.0)
+    assert isinstance(make(f"{__name__}:Plain"), Plain)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_package.mod:P", "cannot be imported"),
+        (":P", "cannot be imported"),
+        (f"{__name__}:Missing", "has no 'Missing'"),
+        (f"{__name__}:", "has no ''"),
+        (f"{__name__}:dataclass", "is not a policy"),
+    ],
+)
+def test_paths_that_lead_nowhere_are_refused(path, message):
+    with pytest.raises(InvalidSpec, match=message):
+        make(path)
+
+
+def test_a_package_that_the_module_needs_and_is_not_there_is_reported_as_such(tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        make("needs_more:P")
+
+
+def test_packages_announce_policies_as_entry_points(monkeypatch):
+    points = EntryPoints(
+        [EntryPoint("lazy", LAZY, "pollux.policies"), EntryPoint("fifo", "elsewhere:Fifo", "pollux.policies")]
+    )
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: points.select(group=group))
+    assert names() == ("fifo", "fifo-backfill", "lazy", "optimus", "srtf", "tiresias")
+    assert policy_class("lazy") is Lazy
+    assert policy_class("fifo") is Fifo, "built-in names cannot be taken"
+
+
+def test_entry_points_are_not_looked_up_for_built_in_names(monkeypatch):
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: pytest.fail("looked up"))
+    make("fifo")
