@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -46,7 +48,35 @@ NODES = ("a", "b", "c")
 EXAMPLES = int(os.environ.get("POLLUX_EXAMPLES", "60"))
 
 picks = st.integers(0, 11)
-draws = st.lists(st.integers(0, 3), min_size=1, max_size=9)
+node_sizes = st.lists(st.integers(2, 4), min_size=2, max_size=3)
+seeds = st.integers(0, 2**32)
+
+
+@st.composite
+def _specs(draw):
+    least = draw(st.integers(1, 2))
+    span = draw(st.none() | st.integers(0, 4))
+    return JobSpec(
+        "to be named",
+        min_gpus=least,
+        max_gpus=None if span is None else least + span,
+        requested_gpus=least,
+        rigid=draw(st.sampled_from([False, False, True])),
+        preemptible=draw(st.booleans()),
+        retries=draw(st.integers(0, 2)),
+    )
+
+
+specs = _specs()
+REQUESTS = (
+    JobCancelled,
+    JobPaused,
+    JobResumed,
+    JobResumed,
+    lambda job: JobRescaled(job, 1, 2),
+    lambda job: JobRescaled(job, 2, None),
+    lambda job: JobSubmitted(JobSpec(job, min_gpus=4)),
+)
 
 
 def picked(items, pick):
@@ -54,31 +84,28 @@ def picked(items, pick):
     return ordered[pick % len(ordered)]
 
 
-def feasible_plan(snapshot, numbers):
-    """GPUs handed out by numbers from a list that starts over at its end, within capacity and bounds."""
-    room = Counter(snapshot.cluster.capacity)
+def random_plan(snapshot, seed):
+    """GPUs handed out at random, within capacity and bounds."""
+    rng = random.Random(seed)
+    free = [node for node, count in snapshot.cluster.capacity.items() for _ in range(count)]
+    rng.shuffle(free)
     wanted = {}
-    position = 0
-    for job in snapshot.jobs.values():
-        gpus = {}
-        for node in room:
-            gpus[node] = min(numbers[position % len(numbers)], room[node])
-            position += 1
-        least, most = job.spec.gpu_bounds
-        total = sum(gpus.values())
-        if total >= least and (most is None or total <= most):
-            room -= Counter(gpus)
-            wanted[job.id] = Allocation.of(gpus)
+    for job_id in rng.sample(sorted(snapshot.jobs), len(snapshot.jobs)):
+        least, most = snapshot.jobs[job_id].spec.gpu_bounds
+        size = rng.randint(least, min(most or 4, max(least, 4)))
+        if size <= len(free):
+            wanted[job_id] = Allocation.of(Counter(free.pop() for _ in range(size)))
     return Plan.of(wanted)
 
 
-def rotated_plan(snapshot):
+def rotated_plan(snapshot, seed):
     """Every job is to have what the next one holds: nothing but cycles."""
-    holders = [job for job in snapshot.jobs.values() if job.assigned and not job.spec.rigid]
     nodes = snapshot.cluster.capacity
-    held = [job.assigned for job in holders if all(node in nodes for node in job.assigned.gpus)]
-    plan = Plan.of({job.id: gpus for job, gpus in zip(holders, held[1:] + held[:1], strict=False)})
-    return plan if not plan.violations(snapshot) else Plan()
+    holders = [j for j in snapshot.jobs.values() if j.assigned and all(node in nodes for node in j.assigned.gpus)]
+    held = [job.assigned for job in holders]
+    plan = Plan.of({job.id: gpus for job, gpus in zip(holders, held[1:] + held[:1], strict=True)})
+    is_good = len(holders) > 1 and not plan.violations(snapshot)
+    return plan if is_good else random_plan(snapshot, seed)
 
 
 class Cluster(RuleBasedStateMachine):
@@ -89,10 +116,11 @@ class Cluster(RuleBasedStateMachine):
         self.scheduler = Scheduler(options=SchedulerOptions(in_place=self.in_place))
         self.world = World()
         self.now = 0.0
+        self.step_s = 1.0
         self.rounds = 0
         self.submitted = set()
         self.delivered = []
-        self.answered_plans = []
+        self.plans = []
         self.resizes = set()
         self.over = {}  # job → generations that must not be obeyed any more
 
@@ -108,6 +136,7 @@ class Cluster(RuleBasedStateMachine):
         if isinstance(event, JobFinished) and is_stale:
             job = self.state.jobs.get(event.job)
             is_stale = job is None or job.phase.holds_gpus or job.generation != generation
+        self.now += self.step_s
         before = (dict(self.state.jobs), dict(self.state.ended), dict(self.state.target), self.state.num_in_flight)
         actions = self.scheduler.handle(event, self.now)
         after = (self.state.jobs, self.state.ended, self.state.target, self.state.num_in_flight)
@@ -143,95 +172,71 @@ class Cluster(RuleBasedStateMachine):
 
     # People.
 
-    @initialize(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    def boot(self, sizes):
+    @initialize(
+        sizes=st.lists(st.integers(2, 4), min_size=2, max_size=3), specs=st.lists(specs, min_size=2, max_size=4)
+    )
+    def boot(self, sizes, specs):
         for name, size in zip(NODES, sizes, strict=False):
             self.world.join(Node(name, size))
         self.hear_of_nodes()
+        for spec in specs:
+            self.submit(spec)
 
     @precondition(lambda self: len(self.submitted) < 7)
-    @rule(
-        least=st.integers(1, 2),
-        span=st.none() | st.integers(0, 4),
-        rigid=st.booleans(),
-        preemptible=st.booleans(),
-        retries=st.integers(0, 2),
-    )
-    def submit(self, least, span, rigid, preemptible, retries):
+    @rule(spec=specs)
+    def submit(self, spec):
         name = f"j{len(self.submitted)}"
-        most = None if span is None else least + span
         self.submitted.add(name)
-        self.tell(
-            JobSubmitted(JobSpec(name, min_gpus=least, max_gpus=most, requested_gpus=least, rigid=rigid,
-                                 preemptible=preemptible, retries=retries))
-        )  # fmt: skip
+        self.tell(JobSubmitted(replace(spec, id=name)))
 
-    @precondition(lambda self: self.submitted)
-    @rule(pick=picks, kind=st.sampled_from([JobCancelled, JobPaused, JobResumed, JobResumed]))
-    def ask(self, pick, kind):
-        self.tell(kind(picked(self.submitted, pick)))
-
-    @precondition(lambda self: self.submitted)
-    @rule(pick=picks, least=st.integers(1, 3), span=st.none() | st.integers(0, 3))
-    def rescale(self, pick, least, span):
-        self.tell(JobRescaled(picked(self.submitted, pick), least, None if span is None else least + span))
-
-    @precondition(lambda self: self.submitted)
-    @rule(pick=picks)
-    def submit_again(self, pick):
-        self.tell(JobSubmitted(JobSpec(picked(self.submitted, pick), min_gpus=4)))
+    @rule(pick=picks, ask=st.sampled_from(REQUESTS))
+    def ask(self, pick, ask):
+        self.tell(ask(picked(self.submitted, pick)))
 
     # Rounds.
 
-    @rule(numbers=draws, rotate=st.booleans())
-    def plan_at_once(self, numbers, rotate):
+    @rule(seed=seeds, rotate=st.booleans())
+    def plan_at_once(self, seed, rotate):
         self.begin_round()
-        self.make_plans(numbers, rotate)
+        self.make_plans(seed, rotate, False)
 
-    @rule()
     def begin_round(self):
         self.rounds += 1
         self.tell(RoundDue(self.rounds))
 
-    @precondition(lambda self: self.world.plans_due)
-    @rule(numbers=draws, rotate=st.booleans(), strangers=st.booleans())
-    def make_plans(self, numbers, rotate, strangers=False):
+    def make_plans(self, seed, rotate, strangers):
         for request in self.world.plans_due:
-            plan = rotated_plan(request.snapshot) if rotate else feasible_plan(request.snapshot, numbers)
+            plan = (rotated_plan if rotate else random_plan)(request.snapshot, seed)
             assert not plan.violations(request.snapshot)
             if strangers:
                 plan = Plan.of({**plan.allocations, "nobody": Allocation.of({"a": 1, "nowhere": 2})})
-            self.answered_plans.append(PlanMade(request.round, plan))
+            self.plans.append(PlanMade(request.round, plan))
         if self.world.plans_due:
             self.world.plans_due.clear()
-            self.tell(self.answered_plans[-1])
+            self.tell(self.plans[-1])
 
-    @precondition(lambda self: self.answered_plans)
-    @rule(pick=picks)
-    def old_plan_comes_again(self, pick):
-        self.tell(self.answered_plans[pick % len(self.answered_plans)])
+    @rule(pick=picks, seed=seeds, rotate=st.booleans(), strangers=st.booleans())
+    def plan_in_time_or_not(self, pick, seed, rotate, strangers):
+        if pick < 5:
+            self.begin_round()
+        elif pick < 10:
+            self.make_plans(seed, rotate, strangers)
+        elif self.plans:
+            self.tell(self.plans[pick % len(self.plans)])
 
     # Nodes.
 
-    @rule(name=st.sampled_from(NODES), size=st.integers(1, 4))
-    def node_joins(self, name, size):
-        if name in self.world.nodes:
-            size = max(size, self.world.nodes[name].num_gpus)
-        elif name in self.state.cluster or self.state.occupancy.used.get(name):
-            size = 4
-        self.world.join(Node(name, size))
+    @rule(what=st.sampled_from(["join", "die", "drain", "hear"]), name=st.sampled_from(NODES), is_heard=st.booleans())
+    def node(self, what, name, is_heard):
+        if what == "join":
+            self.world.join(Node(name, 4))  # never with fewer GPUs than are in use
+        elif what == "die" and name in self.world.nodes:
+            self.world.die(name)
+        elif what == "drain":
+            self.tell(NodeDrained(name))
+        if what == "hear" or is_heard:
+            self.hear_of_nodes()
 
-    @precondition(lambda self: self.world.nodes)
-    @rule(pick=picks)
-    def node_dies(self, pick):
-        self.world.die(picked(self.world.nodes, pick))
-
-    @rule(name=st.sampled_from(NODES))
-    def drain(self, name):
-        self.tell(NodeDrained(name))
-
-    @precondition(lambda self: self.world.node_mail)
-    @rule()
     def hear_of_nodes(self):
         while self.world.node_mail:
             self.tell(self.world.node_mail.popleft())
@@ -248,10 +253,11 @@ class Cluster(RuleBasedStateMachine):
             self.deliver(-1, False)
 
     @precondition(lambda self: self.world.jobs)
-    @rule()
-    def all_answer_and_nobody_hears(self):
+    @rule(is_heard=st.booleans())
+    def all_answer(self, is_heard):
         for job in self.world.jobs:
-            self.world.answer(job)
+            if self.world.answer(job) and is_heard:
+                self.deliver(-1, False)
 
     @precondition(lambda self: self.world.jobs)
     @rule(pick=picks, what=st.integers(0, 7))
@@ -291,9 +297,9 @@ class Cluster(RuleBasedStateMachine):
 
     # Time, crashes, rest.
 
-    @rule(seconds=st.sampled_from([1.0, 30.0, -10.0]))
-    def wait(self, seconds):
-        self.now += seconds
+    @rule(seconds=st.sampled_from([0.0, 1.0, 30.0, -1.0]))
+    def time_goes(self, seconds):
+        self.step_s = seconds
 
     @rule()
     def crash(self):
@@ -305,10 +311,10 @@ class Cluster(RuleBasedStateMachine):
         for action in back.outstanding():
             self.world.do(action)
 
-    @rule(times=st.just(400))
-    def settle(self, times):
+    @rule()
+    def settle(self):
         """Once everybody has answered, every job has what the plan gives it: nothing waits for ever."""
-        for _ in range(times):
+        for _ in range(400):
             self.hear_of_nodes()
             while self.world.mail:
                 self.deliver(0, False)
@@ -331,7 +337,7 @@ class Cluster(RuleBasedStateMachine):
         assert all(not self.world.jobs[job].held for job in state.ended if job in self.world.jobs)
 
     def teardown(self):
-        self.settle(400)
+        self.settle()
         self.crash()
 
 

@@ -142,6 +142,9 @@ class World:
             return False
         del replicas.held[generation]
         self.mail.append(GenerationAbandoned(job, generation, "too slow"))
+        if not replicas.held and replicas.stop is not None:
+            self.mail.append(JobStopped(job, replicas.stop))  # an order to stop is always answered
+            replicas.stop = None
         return True
 
     def end(self, job: str, how: type[JobFinished] | type[JobFailed] | type[JobStopped], newest: bool = False) -> bool:
@@ -208,12 +211,12 @@ class World:
     def die(self, node: str) -> None:
         del self.nodes[node]
         self.node_mail.append(NodeLost(node))
-        for replicas in self.jobs.values():
+        for job, replicas in self.jobs.items():
             for generation, gpus in replicas.held.items():
                 if gpus.pop(node, 0):
                     if generation == replicas.trains:
                         replicas.is_maimed = True
                     else:
                         replicas.unfit.add(generation)
-            if not replicas.occupied():
-                replicas.held, replicas.trains, replicas.stop, replicas.is_maimed = {}, None, None, False
+            if replicas.held and not replicas.occupied():
+                self.end(job, JobStopped)

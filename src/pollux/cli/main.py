@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pollux import __version__
-from pollux.cli import doctor, output, profile
+from pollux.cli import doctor, output, profile, simulate, workload
 from pollux.errors import InvalidInput, PolluxError
 
 FAILED = 1
@@ -82,8 +82,12 @@ def root(
     """Co-adaptive cluster scheduling for deep learning: GPUs, batch sizes and learning rates tuned for goodput."""
 
 
-app.command()(doctor.doctor)
+app.command()(simulate.simulate)
+app.command()(simulate.compare)
+app.command()(workload.policies)
+app.add_typer(workload.app, name="workload")
 app.add_typer(profile.app, name="profile")
+app.command()(doctor.doctor)
 
 
 def main() -> None:

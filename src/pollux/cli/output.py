@@ -64,26 +64,32 @@ def print_json(obj: object) -> None:
 
 def write_json(obj: object, path: Path) -> None:
     """JSON to a file, whole or not at all; to standard output when `path` is `-`."""
+    write_text([json_text(obj), "\n"], path, "--json")
+
+
+def write_text(parts: Iterable[str], path: Path, option: str) -> None:
+    """Text to the file that an option names, whole or not at all; to standard output when `path` is `-`."""
     if path == STDOUT:
-        print_json(obj)
+        for part in parts:
+            typer.echo(part, nl=False)
         return
-    text = json_text(obj) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text)
+        _replace(path, parts)
     except OSError as failure:
         reason = failure.strerror or str(failure)
-        raise InvalidInput("--json", str(path), f"cannot be written: {reason}", "Name a file you may write") from None
+        raise InvalidInput(option, str(path), f"cannot be written: {reason}", "Name a file you may write") from None
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, parts: Iterable[str]) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to swap
-        path.write_text(text, encoding="utf-8")
+        with path.open("w", encoding="utf-8") as stream:
+            stream.writelines(parts)
         return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.writelines(parts)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600, which suits secrets, not results
@@ -149,25 +155,37 @@ def _cell(value: object) -> RenderableType:
     return Text(str(value))
 
 
+class Bar:
+    """A progress bar that may not be there. Calling it moves it forward."""
+
+    def __init__(self, advance: Callable[[float], None], expect: Callable[[float], None]) -> None:
+        self._advance = advance
+        self.expect = expect
+        """Tell it how much there is to do, where that was not known at first."""
+
+    def __call__(self, amount: float) -> None:
+        self._advance(amount)
+
+
 @contextlib.contextmanager
-def progress(description: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+def progress(description: str, total: float | None = None) -> Iterator[Bar]:
     """A bar with the time left, on standard error; gone when done, and never shown without a terminal.
 
-    Yields the function that moves it forward: `with progress("fitting", 6) as advance: advance(1)`.
+    `with progress("fitting", 6) as advance: advance(1)`.
     """
     if not err_console.is_terminal:
-        yield lambda amount: None
+        yield Bar(lambda amount: None, lambda total: None)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
         TimeRemainingColumn(),
         console=err_console,
         transient=True,
     )
     with bar:
         task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
+        yield Bar(lambda amount: bar.advance(task, amount), lambda total: bar.update(task, total=total))

@@ -1,1 +1,6 @@
-"""A virtual world for the scheduler. So far only the reader of measured traces; the rest comes with the next issue."""
+"""A virtual world for the scheduler that is also deployed: workloads, ground truth, policies side by side.
+
+    from pollux.simulator.scenario import Scenario, simulate
+
+    simulate(Scenario("demo", policy="tiresias")).figures()
+"""

@@ -39,7 +39,7 @@ class Agent:
         self._fits: dict[str, Fit] = {}
 
     def tune(self, gpu_type: str, shape: Shape, gradient: GradientStats) -> tuple[int, int]:
-        """(m, s) for the GPUs at hand: of highest goodput as far as it knows, or for the batch size that it must keep."""
+        """(m, s) for the GPUs at hand: of highest goodput as far as it knows, or for the batch size it must keep."""
         if self.fixed_batch_size is not None:
             return split(self.fixed_batch_size, shape.num_gpus, self.limits, self._single_gpu)
         fitted = self._fits.get(gpu_type)

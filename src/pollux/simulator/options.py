@@ -12,7 +12,7 @@ from pollux.scheduler import SchedulerOptions
 
 
 class RankOrder(StrEnum):
-    """In which order the nodes of a job form its ring: measured times differ a little between (3, 4, 1) and (4, 3, 1)."""
+    """In which order the nodes of a job form its ring: measured times of (3, 4, 1) and (4, 3, 1) differ a little."""
 
     LARGEST_FIRST = "largest-first"
     BY_NODE = "by-node"
@@ -42,7 +42,9 @@ class WorldOptions:
         checks.finite(InvalidSpec, "world.realloc_delay_s", self.realloc_delay_s, 0)
         checks.finite(InvalidSpec, "world.interference", self.interference, 0)
         if self.interference >= 1:
-            raise InvalidSpec("world.interference", self.interference, "must be below 1", "Give the share lost, as 0.25")
+            raise InvalidSpec(
+                "world.interference", self.interference, "must be below 1", "Give the share lost, as 0.25"
+            )
         checks.finite(InvalidSpec, "world.node_mtbf_s", self.node_mtbf_s, 0, above=True, optional=True)
         checks.finite(InvalidSpec, "world.node_repair_s", self.node_repair_s, 0)
         checks.finite(InvalidSpec, "world.max_time_s", self.max_time_s, 0, above=True)

@@ -33,7 +33,9 @@ class OracleSource:
             iteration_time_s=self._iteration_times(truth, batch_size, gpu_type, cluster),
         )
 
-    def _iteration_times(self, truth: Truth, batch_size: int, gpu_type: str, cluster: Cluster) -> FrozenMap[Shape, float]:
+    def _iteration_times(
+        self, truth: Truth, batch_size: int, gpu_type: str, cluster: Cluster
+    ) -> FrozenMap[Shape, float]:
         """By packed shape, up to where the truth is known."""
         key = truth.name, batch_size, gpu_type, cluster
         if (found := self._times.get(key)) is None:
@@ -88,9 +90,7 @@ def _remaining_iterations(truth: Truth, epoch: int, batch_size: int) -> float:
     return truth.iterations(last, batch_size) - truth.iterations(epoch, batch_size)
 
 
-def _iteration_time(
-    truth: Truth, batch_size: int, gpu_type: str, placement: Placement, single_gpu: SingleGpu
-) -> float:
+def _iteration_time(truth: Truth, batch_size: int, gpu_type: str, placement: Placement, single_gpu: SingleGpu) -> float:
     m, s = split(batch_size, sum(placement), truth.limits, single_gpu)
     passes = truth.passes(gpu_type, placement, m)
     return passes.iteration_time_s + s * passes.grad_time_s

@@ -46,3 +46,24 @@ class Timeline:
         self.throughput.append(throughput)
         self.goodput.append(goodput)
         self.efficiency.append(weighted / training if training else None)
+
+    def offered_gpu_s(self, start_s: float, end_s: float) -> float:
+        """GPU-seconds that the cluster had between two moments; its size counts from each sample to the next."""
+        total, since = 0.0, start_s
+        size = self.num_gpus[0] if self.num_gpus else 0
+        for time_s, next_size in zip(self.time_s, self.num_gpus, strict=True):
+            until = min(max(time_s, since), end_s)
+            total += size * (until - since)
+            since, size = until, next_size
+        return total + size * (end_s - since)
+
+    def mean_efficiency(self) -> float | None:
+        """Statistical efficiency over the whole run, weighted by GPUs that trained."""
+        known = [(e, g) for e, g in zip(self.efficiency, self.gpus_held, strict=True) if e is not None]
+        weight = sum(held for _, held in known)
+        return sum(efficiency * held for efficiency, held in known) / weight if weight else None
+
+    def mean_contention(self) -> float:
+        """Active jobs, averaged over the rounds that had any."""
+        busy = [count for count in self.active_jobs if count]
+        return sum(busy) / len(busy) if busy else 0.0

@@ -165,9 +165,7 @@ class World:
         snapshot = request.snapshot
         if self.policy.needs_oracle:
             answers = {
-                job_id: self._oracle.ask(
-                    self._trainings[job_id], self._runs.get(job_id), snapshot.cluster, self.now
-                )
+                job_id: self._oracle.ask(self._trainings[job_id], self._runs.get(job_id), snapshot.cluster, self.now)
                 for job_id in snapshot.jobs
             }
             snapshot = replace(snapshot, oracle=FrozenMap(answers))
@@ -297,7 +295,9 @@ class World:
         if survivors and survivors.num_gpus >= spec.gpu_bounds[0] and self.options.scheduler.in_place:
             self._place(job, run.generation, survivors)
             self._runs[job].membership = run.membership + 1
-            self._at(self.now, Rank.WORLD, self._handle, ReplicaLost(job, run.generation, run.membership + 1, survivors))
+            self._at(
+                self.now, Rank.WORLD, self._handle, ReplicaLost(job, run.generation, run.membership + 1, survivors)
+            )
         else:
             del self._runs[job]
             run.training.fall_back()

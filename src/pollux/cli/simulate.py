@@ -1,0 +1,237 @@
+"""`pollux simulate` and `pollux compare`: workloads under policies in a virtual cluster."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pollux.cli import output
+from pollux.errors import InvalidInput, InvalidSpec
+
+if TYPE_CHECKING:
+    from pollux.simulator.cluster_file import ClusterFile
+    from pollux.simulator.metrics import Outcome
+    from pollux.simulator.options import Options
+
+NodesOption = Annotated[int | None, typer.Option(min=1, show_default="16, or as the built-in workload says")]
+GpusOption = Annotated[int | None, typer.Option(min=1, show_default="4")]
+ClusterOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Uneven nodes, failures and joins, from a TOML or JSON file.")
+]
+IntervalOption = Annotated[float | None, typer.Option(help="Seconds from round to round.", show_default="60")]
+DelayOption = Annotated[
+    float | None, typer.Option(help="Seconds without training after each start or re-allocation.", show_default="30")
+]
+InterferenceOption = Annotated[
+    float | None,
+    typer.Option(help="Share of its speed that a job on several nodes loses where it meets another.", show_default="0"),
+]
+TracesOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Measured traces as the truth, a folder an application; else the built-in ones."),
+]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="Where all randomness comes from.", show_default="0")]
+CompatOption = Annotated[
+    str | None, typer.Option(metavar="PRESET", help="Follow somebody else's rules: artifact (the published simulator).")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other option: world.…, agent.…, scheduler.… or policy.…"),
+]
+WORKLOAD_HELP = "CSV file (name, time, application, num_replicas, batch_size) or a built-in workload: demo, paper …"
+
+
+def simulate(
+    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
+    policy: Annotated[str, typer.Option(help="Name of the policy; `pollux policies` lists them.")] = "tiresias",
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    cluster: ClusterOption = None,
+    interval: IntervalOption = None,
+    realloc_delay: DelayOption = None,
+    interference: InterferenceOption = None,
+    traces: TracesOption = None,
+    seed: SeedOption = None,
+    compat: CompatOption = None,
+    settings: SetOption = None,
+    json_file: output.JsonFileOption = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", allow_dash=True, help="Write every event of the scheduler, one JSON line each."),
+    ] = None,
+) -> None:
+    """Run a workload under one policy in a virtual cluster, with the scheduler that is also deployed."""
+    from pollux.core import dumps
+    from pollux.scheduler import MemoryLog
+    from pollux.simulator.scenario import NoLog, Scenario
+    from pollux.simulator.scenario import simulate as run
+
+    flags = _flags(interval, realloc_delay, interference, seed)
+    options = _options(flags, compat, settings)
+    scenario = Scenario(workload, policy, _cluster(workload, nodes, gpus_per_node, cluster), traces, options)
+    log = NoLog() if events is None else MemoryLog()
+    with output.progress(f"{workload} under {policy}") as advance:
+        # From the start of this process: what the command cost, imports included.
+        outcome = run(scenario, log, on_start=advance.expect, on_end=lambda: advance(1), cpu_began_s=0.0)
+    if events is not None:
+        output.write_text((f"{dumps(record)}\n" for record in log.records()), events, "--events")
+    if json_file is not None:
+        output.write_json(outcome.document(), json_file)
+    if output.STDOUT not in (json_file, events):
+        _print_outcome(outcome)
+    for what, path in (("The figures of every job and round are", json_file), ("The events are", events)):
+        if path not in (None, output.STDOUT):
+            output.note(f"{what} in {path}")
+
+
+def compare(
+    workloads: Annotated[list[str], typer.Argument(help=WORKLOAD_HELP)],
+    policies: Annotated[str, typer.Option(metavar="A,B,…", help="Names of policies, with commas between them.")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="number of cores")] = None,
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    cluster: ClusterOption = None,
+    interval: IntervalOption = None,
+    realloc_delay: DelayOption = None,
+    interference: InterferenceOption = None,
+    traces: TracesOption = None,
+    seed: SeedOption = None,
+    compat: CompatOption = None,
+    settings: SetOption = None,
+    json_file: output.JsonFileOption = None,
+) -> None:
+    """Run workloads under several policies, in parallel, and set the results side by side."""
+    from pollux.policies import registry
+    from pollux.simulator.comparison import run_all
+    from pollux.simulator.scenario import Scenario
+
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    if not names:
+        raise InvalidInput("--policies", policies, "names no policy", f"Known: {', '.join(registry.names())}")
+    options = _options(_flags(interval, realloc_delay, interference, seed), compat, settings)
+    for name in names:  # before anything runs
+        registry.make(name, options.policy)
+    scenarios = [
+        Scenario(workload, name, _cluster(workload, nodes, gpus_per_node, cluster), traces, options)
+        for workload in dict.fromkeys(workloads)
+        for name in names
+    ]
+    with output.progress("simulating", len(scenarios)) as advance:
+        outcomes = run_all(scenarios, jobs or os.cpu_count() or 1, advance)
+    if json_file is not None:
+        output.write_json(_comparison(outcomes, names), json_file)
+    if json_file != output.STDOUT:
+        _print_comparison(outcomes, names)
+        if json_file is not None:
+            output.note(f"The figures of every job and round are in {json_file}")
+
+
+def _flags(
+    interval: float | None, realloc_delay: float | None, interference: float | None, seed: int | None
+) -> dict[str, object]:
+    given = {
+        "interval_s": interval,
+        "world.realloc_delay_s": realloc_delay,
+        "world.interference": interference,
+        "seed": seed,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _options(flags: Mapping[str, object], compat: str | None, settings: Sequence[str] | None) -> Options:
+    """Defaults, then the preset, then the flags, then what was set by name."""
+    from pollux.simulator.compat import preset
+    from pollux.simulator.options import Options
+    from pollux.simulator.settings import applied, parse
+
+    chosen = {**(preset(compat) if compat else {}), **flags, **parse(settings or ())}
+    return applied(Options(), chosen)
+
+
+def _cluster(workload: str, nodes: int | None, gpus_per_node: int | None, file: Path | None) -> ClusterFile:
+    from pollux.core import Cluster
+    from pollux.simulator.cluster_file import ClusterFile, read_cluster
+    from pollux.simulator.scenario import GPU_TYPE, default_cluster
+
+    if file is not None:
+        if nodes is not None or gpus_per_node is not None:
+            raise InvalidSpec(
+                "--cluster", str(file), "says what --nodes and --gpus-per-node say", "Leave one of them out"
+            )
+        return read_cluster(file, GPU_TYPE)
+    if nodes is None and gpus_per_node is None:
+        return default_cluster(workload)
+    usual = list(default_cluster(workload).cluster)
+    return ClusterFile(Cluster.uniform(nodes or len(usual), gpus_per_node or usual[0].num_gpus, GPU_TYPE))
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    figures = outcome.figures()
+    rows = [
+        ("jobs", f"{len(outcome.jobs)}"),
+        ("average JCT", _duration(figures["avg_jct_s"])),
+        ("p50, p90, p99", ", ".join(_duration(figures[f"p{p}_jct_s"]) for p in (50, 90, 99))),
+        ("makespan", _duration(figures["makespan_s"])),
+        ("re-allocations a job", f"{figures['reallocations_per_job']:.2f}"),
+        ("GPU-hours held", f"{figures['gpu_hours']:.1f} ({_percent(figures['utilisation'])} of the cluster's)"),
+        ("statistical efficiency", _percent(figures["avg_efficiency"])),
+        ("contention", f"{figures['avg_contention']:.1f} active jobs, at most {figures['max_contention']}"),
+        ("planning", f"{figures['policy_cpu_ms_mean']:.2f} ms a round, p99 {figures['policy_cpu_ms_p99']:.2f} ms"),
+        ("CPU time", f"{figures['cpu_s']:.2f} s"),
+    ]
+    output.table(("figure", "value"), rows, title=f"{outcome.workload} under {outcome.policy}")
+
+
+def _print_comparison(outcomes: Sequence[Outcome], policies: Sequence[str]) -> None:
+    rows: list[Sequence[object]] = [_row(outcome.workload, outcome.policy, outcome.figures()) for outcome in outcomes]
+    if len(outcomes) > len(policies):
+        rows += [_row("mean", policy, means) for policy, means in _means(outcomes, policies).items()]
+    columns = ("workload", "policy", "avg JCT", "p50", "p99", "makespan", "re-allocs", "use", "efficiency", "CPU")
+    output.table(columns, rows)
+
+
+def _row(workload: str, policy: str, figures: Mapping[str, Any]) -> Sequence[object]:
+    return (
+        workload,
+        policy,
+        *(_duration(figures[key]) for key in ("avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s")),
+        f"{figures['reallocations_per_job']:.2f}",
+        _percent(figures["utilisation"]),
+        _percent(figures["avg_efficiency"]),
+        f"{figures['cpu_s']:.2f} s",
+    )
+
+
+def _comparison(outcomes: Sequence[Outcome], policies: Sequence[str]) -> dict[str, Any]:
+    return {"means": _means(outcomes, policies), "runs": [outcome.document() for outcome in outcomes]}
+
+
+def _means(outcomes: Sequence[Outcome], policies: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Of each figure, over the workloads."""
+    means: dict[str, dict[str, float | None]] = {}
+    for policy in policies:
+        all_figures = [outcome.figures() for outcome in outcomes if outcome.policy == policy]
+        means[policy] = {
+            key: None
+            if any(figures[key] is None for figures in all_figures)
+            else math.fsum(figures[key] for figures in all_figures) / len(all_figures)
+            for key in all_figures[0]
+        }
+    return means
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.2f} h"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"

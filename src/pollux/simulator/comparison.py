@@ -1,0 +1,75 @@
+"""Many runs side by side, each in its own process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Any
+
+from pollux.simulator.metrics import Outcome
+from pollux.simulator.scenario import Scenario, simulate
+
+POLL_S = 0.2
+_reports: Any = None
+"""In a worker: the queue for the progress of its runs."""
+
+
+def run_all(scenarios: Sequence[Scenario], processes: int, on_progress: Callable[[float], None]) -> list[Outcome]:
+    """The outcomes, in the order of the scenarios. `on_progress` hears how much of one run each step was.
+
+    The first run that fails ends the others, and its error is raised here.
+    """
+    if processes == 1 or len(scenarios) == 1:
+        return [_run(scenario, on_progress) for scenario in scenarios]
+    # Not forked: the caller may have threads, such as one that draws a bar.
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    pool = ProcessPoolExecutor(min(processes, len(scenarios)), context, _begin_worker, (queue,))
+    try:
+        futures = [pool.submit(_run_in_worker, scenario) for scenario in scenarios]
+        _follow(futures, queue, on_progress)
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        queue.close()
+
+
+def _follow(futures: list[Future[Outcome]], queue: Any, on_progress: Callable[[float], None]) -> None:
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+        while not queue.empty():
+            on_progress(queue.get())
+        if any(future.exception() for future in done):
+            return
+
+
+def _begin_worker(queue: Any) -> None:
+    global _reports
+    _reports = queue
+
+
+def _run_in_worker(scenario: Scenario) -> Outcome:
+    return _run(scenario, _reports.put)
+
+
+def _run(scenario: Scenario, on_progress: Callable[[float], None]) -> Outcome:
+    """Report now and then, not after each job: a queue between processes takes its time."""
+    pending, share, told_at = 0.0, 0.0, time.monotonic()
+
+    def begin(num_jobs: int) -> None:
+        nonlocal share
+        share = 1.0 / num_jobs
+
+    def advance() -> None:
+        nonlocal pending, told_at
+        pending += share
+        if time.monotonic() - told_at > POLL_S:
+            on_progress(pending)
+            pending, told_at = 0.0, time.monotonic()
+
+    outcome = simulate(scenario, on_start=begin, on_end=advance)
+    on_progress(pending)
+    return outcome

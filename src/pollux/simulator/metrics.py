@@ -1,0 +1,108 @@
+"""What a run comes to: times of every job, and figures about all of them (definitions: docs/simulator.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pollux.core import Job
+from pollux.simulator.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """One job, from its submission to its end."""
+
+    name: str
+    application: str
+    submitted_at_s: float
+    started_at_s: float
+    finished_at_s: float
+    num_reallocations: int
+    gpu_s: float
+
+    @classmethod
+    def of(cls, job: Job) -> JobOutcome:
+        assert job.finished_at_s is not None
+        assert job.first_started_at_s is not None
+        return cls(
+            job.id,
+            job.spec.application or "",
+            job.submitted_at_s,
+            job.first_started_at_s,
+            job.finished_at_s,
+            job.num_reallocations,
+            job.attained_gpu_s,
+        )
+
+    @property
+    def jct_s(self) -> float:
+        """Job completion time: from submission to end."""
+        return self.finished_at_s - self.submitted_at_s
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "jct_s": self.jct_s,
+            "application": self.application,
+            "submitted_at_s": self.submitted_at_s,
+            "started_at_s": self.started_at_s,
+            "finished_at_s": self.finished_at_s,
+            "queued_s": self.started_at_s - self.submitted_at_s,
+            "reallocations": self.num_reallocations,
+            "gpu_hours": self.gpu_s / 3600,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One workload under one policy."""
+
+    workload: str
+    policy: str
+    jobs: tuple[JobOutcome, ...]
+    """In order of submission."""
+    timeline: Timeline
+    policy_cpu_s: Sequence[float]
+    """Of each round that planned."""
+    cpu_s: float
+    """Of the whole run, reading included."""
+
+    def figures(self) -> dict[str, Any]:
+        """All figures but those of single jobs and of single rounds."""
+        jcts = [job.jct_s for job in self.jobs]
+        p50, p90, p99 = np.percentile(jcts, (50, 90, 99)).tolist()
+        first = min(job.submitted_at_s for job in self.jobs)
+        last = max(job.finished_at_s for job in self.jobs)
+        gpu_s = sum(job.gpu_s for job in self.jobs)
+        offered = self.timeline.offered_gpu_s(first, last)
+        cpu_ms = 1000 * np.array(self.policy_cpu_s)
+        return {
+            "avg_jct_s": sum(jcts) / len(jcts),
+            "p50_jct_s": p50,
+            "p90_jct_s": p90,
+            "p99_jct_s": p99,
+            "makespan_s": last - first,
+            "reallocations_per_job": sum(job.num_reallocations for job in self.jobs) / len(self.jobs),
+            "gpu_hours": gpu_s / 3600,
+            "utilisation": gpu_s / offered if offered else None,
+            "avg_efficiency": self.timeline.mean_efficiency(),
+            "avg_contention": self.timeline.mean_contention(),
+            "max_contention": max(self.timeline.active_jobs, default=0),
+            "policy_cpu_ms_mean": float(cpu_ms.mean()),
+            "policy_cpu_ms_p99": float(np.percentile(cpu_ms, 99)),
+            "cpu_s": self.cpu_s,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """Everything, as JSON holds it."""
+        return {
+            "workload": self.workload,
+            "policy": self.policy,
+            "num_jobs": len(self.jobs),
+            **self.figures(),
+            "jobs": {job.name: job.figures() for job in self.jobs},
+            "timeline": vars(self.timeline),
+        }

@@ -1,0 +1,70 @@
+"""Options by their dotted names: `world.interference=0.25`, `policy.service_threshold_gpu_s=3200`."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from pollux.core import FrozenMap, decode
+from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
+from pollux.simulator.options import Options
+
+POLICY = "policy"
+SECTIONS = ("world", "agent", "scheduler")
+
+
+def parse(assignments: Iterable[str]) -> dict[str, object]:
+    """From `key=value` texts to plain values: JSON where it is JSON, else the text itself."""
+    found: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise InvalidSpec("--set", assignment, "is not key=value", "Write for example world.interference=0.25")
+        found[key.strip()] = _value(text.strip())
+    return found
+
+
+def applied(options: Options, settings: Mapping[str, object]) -> Options:
+    """The options with these changed; later ones of the same name win."""
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if section == POLICY and name:
+            options = replace(options, policy=FrozenMap({**options.policy, name: value}))
+        elif section in SECTIONS and name:
+            changed = _changed(getattr(options, section), section, name, value)
+            options = replace(options, **{section: changed})
+        elif key in ("interval_s", "seed"):
+            options = _changed(options, "", key, value)
+        else:
+            raise UnknownName("setting", key, known(options))
+    return options
+
+
+def known(options: Options) -> tuple[str, ...]:
+    """Every name that can be set; a policy's own are `policy.<option>`."""
+    nested = [f"{section}.{field.name}" for section in SECTIONS for field in fields(getattr(options, section))]
+    return ("interval_s", "seed", *nested, "policy.<option>")
+
+
+def _changed(target: Any, section: str, name: str, value: object) -> Any:
+    path = f"{section}.{name}" if section else name
+    hints = typing.get_type_hints(type(target))
+    if name not in hints:
+        raise UnknownName("setting", path, [f"{section}.{known}" for known in hints])
+    if typing.get_origin(hints[name]) is tuple and isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        decoded = decode(value, hints[name])
+    except InvalidDocument as error:
+        raise InvalidSpec(path, error.value, error.problem, error.fix) from error
+    return replace(target, **{name: decoded})
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
