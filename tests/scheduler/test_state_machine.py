@@ -41,6 +41,7 @@ from pollux.core import (
 )
 from pollux.scheduler import MemoryLog, Record, Scheduler, SchedulerOptions
 from pollux.scheduler.invariants import violations
+from pollux.scheduler.reports import LEAVING
 
 from .world import World
 
@@ -131,11 +132,7 @@ class Cluster(RuleBasedStateMachine):
     # Every event goes through here.
 
     def tell(self, event):
-        generation = getattr(event, "generation", None)
-        is_stale = generation is not None and generation in self.over.get(event.job, ())
-        if isinstance(event, JobFinished) and is_stale:
-            job = self.state.jobs.get(event.job)
-            is_stale = job is None or job.phase.holds_gpus or job.generation != generation
+        is_stale = self.is_stale(event)
         self.now += self.step_s
         before = (dict(self.state.jobs), dict(self.state.ended), dict(self.state.target), self.state.num_in_flight)
         actions = self.scheduler.handle(event, self.now)
@@ -146,15 +143,24 @@ class Cluster(RuleBasedStateMachine):
         self.note(event, actions, is_stale)
         assert violations(self.state) == []
         assert self.submitted == self.state.jobs.keys() | self.state.ended.keys()
-        assert not (self.state.unsettled and self.stalls()), f"{self.state.unsettled} wait for nothing"
+        assert not (self.state.unsettled and not self.state.num_in_flight), f"{self.state.unsettled} wait for nothing"
         for action in actions:
             if isinstance(action, ResizeJob):
                 assert self.in_place
                 assert not self.state.jobs[action.job].spec.rigid
             self.world.do(action)
 
-    def stalls(self):
-        return not self.state.num_in_flight
+    def is_stale(self, event):
+        """Of a generation that was superseded, with the two exceptions of docs/job-lifecycle.md."""
+        generation = getattr(event, "generation", None)
+        if generation is None or generation not in self.over.get(event.job, ()):
+            return False
+        job = self.state.jobs.get(event.job)
+        if job is not None and isinstance(event, JobFinished):
+            return job.phase.holds_gpus or job.generation != generation
+        if job is not None and isinstance(event, JobStopped):
+            return not job.phase.holds_gpus or job.issued_generation != generation or job.phase not in LEAVING
+        return True
 
     def note(self, event, actions, is_stale):
         for action in actions:
@@ -255,7 +261,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.world.jobs)
     @rule(is_heard=st.booleans())
     def all_answer(self, is_heard):
-        for job in self.world.jobs:
+        for job in list(self.world.jobs):
             if self.world.answer(job) and is_heard:
                 self.deliver(-1, False)
 
@@ -333,7 +339,7 @@ class Cluster(RuleBasedStateMachine):
             assert job.phase in (Phase.PENDING, Phase.RUNNING, Phase.PAUSED)
             assert job.allocation == state.target.get(job.id, Allocation())
             held = self.world.jobs[job.id].occupied() if job.id in self.world.jobs else Counter()
-            assert dict(held) == dict(job.allocation.gpus), job.id
+            assert dict(held) == dict(job.allocation.gpus), f"{job.id} really has {held}"
         assert all(not self.world.jobs[job].held for job in state.ended if job in self.world.jobs)
 
     def teardown(self):

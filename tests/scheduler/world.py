@@ -108,6 +108,9 @@ class World:
     def _occupy(self, job: str, generation: int, allocation: Allocation) -> None:
         alive = Counter({node: count for node, count in allocation.gpus.items() if node in self.nodes})
         replicas = self.jobs[job]
+        if not alive:
+            self.mail.append(GenerationAbandoned(job, generation, "its nodes are gone"))
+            return
         replicas.held[generation] = alive
         if alive.total() < allocation.num_gpus:
             replicas.unfit.add(generation)

@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import typing
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pollux.core import FrozenMap, decode
 from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
@@ -67,6 +67,28 @@ def make(name: str, options: Mapping[str, object] = _NO_OPTIONS) -> Policy:
     if missing:
         raise InvalidSpec(f"{name}.{missing[0]}", None, "has no default", f"Give {', '.join(missing)}")
     return kind(**values)
+
+
+class Description(TypedDict):
+    """What there is to know about a policy before choosing it."""
+
+    summary: str
+    needs: str
+    options: dict[str, Any]
+    """With the values that its name stands for."""
+
+
+def describe(name: str) -> Description:
+    """A policy in a few words."""
+    entry = _entry(name)
+    kind = _load(entry.path)
+    facts = {"oracle": kind.needs_oracle, "models": kind.reads_models}
+    made = make(name) if not _required(kind) else None
+    return Description(
+        summary=(kind.__doc__ or "").strip().partition("\n")[0],
+        needs=", ".join(fact for fact, holds in facts.items() if holds) or "nothing",
+        options={option: getattr(made, option, None) for option in _options(kind)},
+    )
 
 
 def _entry(name: str) -> Entry:

@@ -6,7 +6,8 @@ One thing is beyond us: a node that comes back with fewer GPUs than are in use o
 from __future__ import annotations
 
 from pollux.core import Allocation, NodeId, Phase
-from pollux.scheduler.state import LEAVING, SchedulerState
+from pollux.scheduler.reports import LEAVING
+from pollux.scheduler.state import SchedulerState
 
 
 def violations(state: SchedulerState) -> list[str]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Report = ReplicasReady | GenerationAbandoned | ReplicaLost | JobReported | JobStopped | JobFinished | JobFailed
 NOTHING = Allocation()
+LEAVING = (Phase.STOPPING, Phase.PAUSING, Phase.CANCELLING)
+"""Told to give back all that it holds."""
 
 
 def hear(state: SchedulerState, report: Report) -> list[Action]:
@@ -70,9 +72,8 @@ def _is_heeded(job: Job, report: Report) -> bool:
             return job.awaits(report.generation)
         case JobFinished():
             return job.may_have_finished(report.generation)
-        case JobStopped():
-            # Also the number of a resize that was abandoned: StopJob named it, so its answer may.
-            return job.phase.holds_gpus and job.generation <= report.generation <= job.issued_generation
+        case JobStopped() if job.phase in LEAVING and report.generation == job.issued_generation:
+            return True  # the answer may name what StopJob named, even if that generation was abandoned since
     return job.expects(report.generation)
 
 

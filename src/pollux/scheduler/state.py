@@ -43,12 +43,10 @@ from pollux.core import (
 )
 from pollux.scheduler.occupancy import Occupancy
 from pollux.scheduler.reconcile import reconcile
-from pollux.scheduler.reports import hear, release_if_stranded
+from pollux.scheduler.reports import LEAVING, hear, release_if_stranded
 from pollux.scheduler.trim import UNPLANNABLE, trimmed
 
 NOTHING = Allocation()
-LEAVING = (Phase.STOPPING, Phase.PAUSING, Phase.CANCELLING)
-"""Told to give back all that it holds."""
 HISTORY = 20
 """How many steps of a job an `IllegalTransition` tells."""
 

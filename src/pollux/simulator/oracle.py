@@ -2,92 +2,99 @@
 
 from __future__ import annotations
 
-from pollux.core import Cluster, FrozenMap, Oracle, Shape
+from collections.abc import Iterable, Sequence
+
+from pollux.core import Cluster, FrozenMap, JobSpec, Oracle, Shape
 from pollux.errors import InvalidModel
+from pollux.goodput import gain
+from pollux.policies.packing import packed_shapes
 from pollux.simulator.batch_split import SingleGpu, split
 from pollux.simulator.options import Options
 from pollux.simulator.run import Run, Training
 from pollux.simulator.truth import Placement, Truth
 
 
+class _Future:
+    """What lies ahead of all jobs of one kind, on one cluster."""
+
+    def __init__(self, truth: Truth, spec: JobSpec, cluster: Cluster, gpu_type: str, options: Options) -> None:
+        real = SingleGpu.ABOVE_INITIAL if options.agent.single_gpu_accumulation else SingleGpu.FREE
+        believed = SingleGpu.ALWAYS if options.world.oracle_doubles_one_gpu else real
+        batch_size = spec.requested_batch_size or truth.limits.initial_batch_size
+        placements = _packed_placements(cluster, gpu_type)
+        self.iteration_times = _iteration_times(
+            truth, batch_size, gpu_type, zip(packed_shapes(cluster, gpu_type), placements, strict=False), believed
+        )
+        num_gpus = spec.requested_gpus or 1
+        placement = placements[min(num_gpus, len(placements)) - 1] if placements else (num_gpus,)
+        self.rates = _rates(truth, batch_size, gpu_type, placement, real)
+        """Iterations at M0 a second in each epoch, at the size that the owner requested."""
+        self.seconds_from = _seconds_from(truth, self.rates)
+        """From the start of each epoch to the end of training."""
+        last = truth.epochs - 1
+        ends = [truth.iterations(epoch, batch_size) for epoch in range(truth.epochs)]
+        self.iterations_left = [ends[last] - ends[epoch] if epoch < last else 1.0 for epoch in range(truth.epochs)]
+        """Counted from the end of each epoch, as the artifact does; 1 in the last one."""
+
+
 class OracleSource:
-    """Answers about the jobs of one world, each as its owner configured it. Tables are made once and kept."""
+    """Answers about the jobs of one world, each as its owner configured it. Tables are made once for each cluster."""
 
     def __init__(self, options: Options) -> None:
-        real = SingleGpu.ABOVE_INITIAL if options.agent.single_gpu_accumulation else SingleGpu.FREE
-        self._single_gpu = real
-        self._believed_single_gpu = SingleGpu.ALWAYS if options.world.oracle_doubles_one_gpu else real
-        self._times: dict[tuple[str, int, str, Cluster], FrozenMap[Shape, float]] = {}
-        self._rates: dict[tuple[str, int, int, str, Cluster], list[float]] = {}
-        self._seconds: dict[tuple[str, int, int, str, Cluster], list[float]] = {}
+        self._options = options
+        self._cluster = Cluster()
+        self._gpu_type: str | None = None
+        self._futures: dict[tuple[str, int | None, int | None, str | None], _Future] = {}
 
     def ask(self, training: Training, run: Run | None, cluster: Cluster, now: float) -> Oracle:
         """The truth about one job at this moment."""
-        spec, truth = training.spec, training.truth
-        batch_size = spec.requested_batch_size or truth.limits.initial_batch_size
-        gpu_type = spec.gpu_type or (cluster.gpu_types or truth.gpu_types)[0]
+        if cluster is not self._cluster:
+            self._cluster, self._futures = cluster, {}
+            self._gpu_type = next(iter(cluster.gpu_types), None)
+        truth, spec, epoch = training.truth, training.spec, training.epoch
+        key = truth.name, spec.requested_batch_size, spec.requested_gpus, spec.gpu_type
+        future = self._futures.get(key)
+        if future is None:
+            gpu_type = spec.gpu_type or self._gpu_type or truth.gpu_types[0]
+            future = self._futures[key] = _Future(truth, spec, cluster, gpu_type, self._options)
         progress = training.progress if run is None else run.progress_at(now)
-        return Oracle(
-            remaining_iterations=_remaining_iterations(truth, training.epoch, batch_size),
-            remaining_s=self._remaining_s(training, progress, batch_size, gpu_type, cluster),
-            iteration_time_s=self._iteration_times(truth, batch_size, gpu_type, cluster),
-        )
-
-    def _iteration_times(
-        self, truth: Truth, batch_size: int, gpu_type: str, cluster: Cluster
-    ) -> FrozenMap[Shape, float]:
-        """By packed shape, up to where the truth is known."""
-        key = truth.name, batch_size, gpu_type, cluster
-        if (found := self._times.get(key)) is None:
-            times: dict[Shape, float] = {}
-            for placement in _packed_placements(cluster, gpu_type):
-                try:
-                    seconds = _iteration_time(truth, batch_size, gpu_type, placement, self._believed_single_gpu)
-                except InvalidModel:
-                    break
-                times[Shape(sum(placement), len(placement))] = seconds
-            found = self._times[key] = FrozenMap(times)
-        return found
-
-    def _remaining_s(
-        self, training: Training, progress: float, batch_size: int, gpu_type: str, cluster: Cluster
-    ) -> float:
-        """If it keeps training on the GPUs that its owner requested, as closely together as this cluster allows."""
-        truth = training.truth
-        num_gpus = training.spec.requested_gpus or 1
-        key = truth.name, batch_size, num_gpus, gpu_type, cluster
-        if key not in self._rates:
-            self._rates[key], self._seconds[key] = self._tabulate(truth, batch_size, num_gpus, gpu_type, cluster)
-        left = truth.epoch_end(training.epoch) - progress
-        return max(left, 0.0) / self._rates[key][training.epoch] + self._seconds[key][training.epoch + 1]
-
-    def _tabulate(
-        self, truth: Truth, batch_size: int, num_gpus: int, gpu_type: str, cluster: Cluster
-    ) -> tuple[list[float], list[float]]:
-        """Speed in each epoch, and seconds from the start of each epoch to the end of training."""
-        placements = _packed_placements(cluster, gpu_type)
-        placement = placements[min(num_gpus, len(placements)) - 1] if placements else (num_gpus,)
-        m, s = split(batch_size, sum(placement), truth.limits, self._single_gpu)
-        seconds = _iteration_time(truth, batch_size, gpu_type, placement, self._single_gpu)
-        in_use = sum(placement) * m * (s + 1)
-        scale = in_use / truth.limits.initial_batch_size
-        rates = []
-        for epoch in range(truth.epochs):
-            noise = truth.gradient(epoch, in_use)
-            rates.append((noise.var + noise.sqr) / (noise.var / scale + noise.sqr) / seconds)
-        to_end = [0.0]
-        for epoch in reversed(range(truth.epochs)):
-            length = truth.epoch_end(epoch) - (truth.epoch_end(epoch - 1) if epoch else 0.0)
-            to_end.append(to_end[-1] + length / rates[epoch])
-        return rates, to_end[::-1]
+        left = max(truth.epoch_end(epoch) - progress, 0.0)
+        remaining_s = left / future.rates[epoch] + future.seconds_from[epoch + 1]
+        return Oracle(future.iterations_left[epoch], remaining_s, future.iteration_times)
 
 
-def _remaining_iterations(truth: Truth, epoch: int, batch_size: int) -> float:
-    """Counted from the end of the present epoch, as the artifact does; 1 in the last one."""
-    last = truth.epochs - 1
-    if epoch >= last:
-        return 1.0
-    return truth.iterations(last, batch_size) - truth.iterations(epoch, batch_size)
+def _iteration_times(
+    truth: Truth,
+    batch_size: int,
+    gpu_type: str,
+    packed: Iterable[tuple[Shape, Placement]],
+    single_gpu: SingleGpu,
+) -> FrozenMap[Shape, float]:
+    """By packed shape, up to where the truth is known."""
+    times: dict[Shape, float] = {}
+    for shape, placement in packed:
+        try:
+            times[shape] = _iteration_time(truth, batch_size, gpu_type, placement, single_gpu)
+        except InvalidModel:
+            break
+    return FrozenMap(times)
+
+
+def _rates(truth: Truth, batch_size: int, gpu_type: str, placement: Placement, single_gpu: SingleGpu) -> list[float]:
+    m, s = split(batch_size, sum(placement), truth.limits, single_gpu)
+    seconds = _iteration_time(truth, batch_size, gpu_type, placement, single_gpu)
+    in_use = sum(placement) * m * (s + 1)
+    gradients = (truth.gradient(epoch, in_use) for epoch in range(truth.epochs))
+    scale = in_use / truth.limits.initial_batch_size
+    return [float(gain(noise.sqr, noise.var, scale)) / seconds for noise in gradients]
+
+
+def _seconds_from(truth: Truth, rates: Sequence[float]) -> list[float]:
+    to_end = [0.0]
+    for epoch in reversed(range(truth.epochs)):
+        length = truth.epoch_end(epoch) - (truth.epoch_end(epoch - 1) if epoch else 0.0)
+        to_end.append(to_end[-1] + length / rates[epoch])
+    return to_end[::-1]
 
 
 def _iteration_time(truth: Truth, batch_size: int, gpu_type: str, placement: Placement, single_gpu: SingleGpu) -> float:
