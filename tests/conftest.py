@@ -18,6 +18,10 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if IS_CI else "default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden event logs anew")
+
+
 @pytest.fixture(scope="session")
 def pollux_data() -> Path:
     """The folder of measured data: `POLLUX_DATA`, else `../shared/data` beside the checkout.

@@ -9,6 +9,7 @@ from pollux.errors import InvalidSpec
 from .strategies import jobs, specs
 
 HELD = Allocation.of({"a": 2})
+HOLDING = {"allocation": HELD, "held_since_s": 5.0}
 SPEC = JobSpec("j")
 
 
@@ -61,8 +62,13 @@ def test_a_rigid_job_has_one_size_and_others_a_range():
         ({"attained_gpu_s": -1.0}, "attained_gpu_s"),
         ({"allocation": HELD}, "allocation"),
         ({"phase": Phase.RUNNING}, "allocation"),
-        ({"phase": Phase.RESIZING, "allocation": HELD}, "next_allocation"),
-        ({"phase": Phase.RUNNING, "allocation": HELD, "next_allocation": HELD}, "next_allocation"),
+        ({"phase": Phase.RESIZING, **HOLDING}, "next_allocation"),
+        ({"phase": Phase.RUNNING, **HOLDING, "next_allocation": HELD}, "next_allocation"),
+        ({"phase": Phase.RUNNING, "allocation": HELD}, "held_since_s"),
+        ({"phase": Phase.RUNNING, **HOLDING, "held_since_s": float("inf")}, "held_since_s"),
+        ({"held_since_s": 1.0}, "held_since_s"),
+        ({"sequence": -1}, "sequence"),
+        ({"sequence": 1.0}, "sequence"),
         ({"next_allocation": HELD}, "next_allocation"),
         ({"phase": Phase.FAILED}, "finished_at_s"),
         ({"finished_at_s": 3.0}, "finished_at_s"),
@@ -81,24 +87,58 @@ def test_age_counts_from_submission():
     assert job.id == "j"
 
 
+def job_in(phase, generation=0, issued_generation=0, **changes):
+    holding = HOLDING if phase.holds_gpus else {}
+    fields = {"generation": generation, "issued_generation": issued_generation, **holding, **changes}
+    return Job(SPEC, 0.0, phase=phase, **fields)
+
+
 def test_a_resizing_job_occupies_old_and_new_gpus():
     target = Allocation.of({"a": 1, "b": 3})
-    job = Job(SPEC, 0.0, Phase.RESIZING, 4, 5, allocation=HELD, next_allocation=target)
+    job = job_in(Phase.RESIZING, 4, 5, next_allocation=target)
     assert job.occupied == Allocation.of({"a": 2, "b": 3})
-    assert Job(SPEC, 0.0, Phase.RUNNING, 4, 4, allocation=HELD).occupied == HELD
+    assert job_in(Phase.RUNNING, 4, 4).occupied == HELD
+    assert not job_in(Phase.PENDING).occupied
+
+
+def test_a_job_is_assigned_what_it_will_hold_once_its_resize_is_done():
+    target = Allocation.of({"a": 1, "b": 3})
+    assert job_in(Phase.RESIZING, 4, 5, next_allocation=target).assigned == target
+    assert job_in(Phase.STOPPING, 4, 5, next_allocation=target).assigned == target
+    assert job_in(Phase.RUNNING, 4, 4).assigned == HELD
+    assert not job_in(Phase.PENDING).assigned
+
+
+def test_gpu_seconds_grow_with_every_gpu_held():
+    job = job_in(Phase.RUNNING, 1, 1, attained_gpu_s=100.0)
+    assert job.attained_gpu_s_at(15.0) == 100.0 + 10.0 * 2
+    assert job.attained_gpu_s_at(5.0) == 100.0
+
+
+def test_gpu_seconds_never_fall_when_the_clock_does():
+    assert job_in(Phase.RUNNING, 1, 1, attained_gpu_s=100.0).attained_gpu_s_at(0.0) == 100.0
+
+
+def test_gpu_seconds_stand_still_while_nothing_is_held():
+    assert job_in(Phase.PENDING, 1, 1, attained_gpu_s=100.0).attained_gpu_s_at(1e6) == 100.0
+
+
+def test_gpus_of_a_resize_under_way_are_not_counted_yet():
+    job = job_in(Phase.RESIZING, 1, 2, next_allocation=Allocation.of({"a": 2, "b": 8}))
+    assert job.attained_gpu_s_at(15.0) == 10.0 * 2
 
 
 def test_only_generations_that_live_are_heeded():
-    running = Job(SPEC, 0.0, Phase.RUNNING, 4, 6, allocation=HELD)
+    running = job_in(Phase.RUNNING, 4, 6)
     assert [g for g in range(9) if running.expects(g)] == [4]
     resizing = replace(running, phase=Phase.RESIZING, next_allocation=HELD)
     assert [g for g in range(9) if resizing.expects(g)] == [4, 6]
-    waiting = Job(SPEC, 0.0, Phase.PENDING, 4, 6)
+    waiting = job_in(Phase.PENDING, 4, 6)
     assert not any(waiting.expects(g) for g in range(9))
 
 
 def test_only_the_newest_generation_can_become_ready():
-    starting = Job(SPEC, 0.0, Phase.STARTING, 4, 4, allocation=HELD)
+    starting = job_in(Phase.STARTING, 4, 4)
     assert [g for g in range(9) if starting.awaits(g)] == [4]
     running = replace(starting, phase=Phase.RUNNING)
     assert not any(running.awaits(g) for g in range(9))
@@ -107,10 +147,10 @@ def test_only_the_newest_generation_can_become_ready():
 
 
 def test_a_finish_counts_even_if_the_job_was_given_up():
-    waiting = Job(SPEC, 0.0, Phase.PENDING, 4, 4)
+    waiting = job_in(Phase.PENDING, 4, 4)
     assert [g for g in range(9) if waiting.may_have_finished(g)] == [4]
     assert not Job(SPEC, 0.0).may_have_finished(0)
-    ended = Job(SPEC, 0.0, Phase.CANCELLED, 4, 4, finished_at_s=1.0)
+    ended = job_in(Phase.CANCELLED, 4, 4, finished_at_s=1.0)
     assert not ended.may_have_finished(4)
 
 
@@ -118,6 +158,8 @@ def test_a_finish_counts_even_if_the_job_was_given_up():
 @given(jobs())
 def test_jobs_hold_gpus_exactly_in_the_phases_that_say_so(job):
     assert bool(job.occupied) == job.phase.holds_gpus
+    assert bool(job.assigned) == job.phase.holds_gpus
+    assert (job.held_since_s is not None) == job.phase.holds_gpus
 
 
 @settings(max_examples=30)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from pollux.cli import output
 from pollux.errors import InvalidInput, InvalidSpec
@@ -188,23 +189,26 @@ def _print_outcome(outcome: Outcome) -> None:
 
 
 def _print_comparison(outcomes: Sequence[Outcome], policies: Sequence[str]) -> None:
-    rows: list[Sequence[object]] = [_row(outcome.workload, outcome.policy, outcome.figures()) for outcome in outcomes]
+    runs = [(outcome.workload, outcome.policy, outcome.figures()) for outcome in outcomes]
     if len(outcomes) > len(policies):
-        rows += [_row("mean", policy, means) for policy, means in _means(outcomes, policies).items()]
-    columns = ("workload", "policy", "avg JCT", "p50", "p99", "makespan", "re-allocs", "use", "efficiency", "CPU")
-    output.table(columns, rows)
-
-
-def _row(workload: str, policy: str, figures: Mapping[str, Any]) -> Sequence[object]:
-    return (
-        workload,
-        policy,
-        *(_duration(figures[key]) for key in ("avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s")),
-        f"{figures['reallocations_per_job']:.2f}",
-        _percent(figures["utilisation"]),
-        _percent(figures["avg_efficiency"]),
-        f"{figures['cpu_s']:.2f} s",
-    )
+        runs += [("mean", policy, means) for policy, means in _means(outcomes, policies).items()]
+    # One unit for all: columns are for comparing.
+    unit, seconds = ("h", 3600) if max(figures["avg_jct_s"] for _, _, figures in runs) >= 6000 else ("min", 60)
+    times = {"avg JCT": "avg_jct_s", "p50": "p50_jct_s", "p99": "p99_jct_s", "makespan": "makespan_s"}
+    rows = [
+        (
+            workload,
+            policy,
+            *(_number(figures[key] / seconds, 2) for key in times.values()),
+            _number(figures["reallocations_per_job"], 2),
+            _number(_times(100, figures["utilisation"]), 0),
+            _number(_times(100, figures["avg_efficiency"]), 0),
+            _number(figures["cpu_s"], 2),
+        )
+        for workload, policy, figures in runs
+    ]
+    headings = [f"{heading}, {unit}" for heading in times]
+    output.table(("workload", "policy", *headings, "re-allocs", "use, %", "efficiency, %", "CPU, s"), rows)
 
 
 def _comparison(outcomes: Sequence[Outcome], policies: Sequence[str]) -> dict[str, Any]:
@@ -231,6 +235,14 @@ def _duration(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.2f} h"
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _number(value: float | None, digits: int) -> Text:
+    return Text("–" if value is None else f"{value:.{digits}f}", justify="right")
 
 
 def _percent(share: float | None) -> str:

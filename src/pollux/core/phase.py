@@ -40,11 +40,14 @@ class Phase(StrEnum):
     """Nothing ever changes again."""
     holds_gpus: bool
     """Its allocation is not empty, and nobody else may have those GPUs."""
+    may_be_given_gpus: bool
+    """A plan may name it: it has not ended, is not paused, and is on its way to neither."""
 
     def __init__(self, value: str) -> None:
         # Set once, as policies ask millions of times: hashing an enum member to look it up costs more than the answer.
         self.is_terminal = value in {"succeeded", "failed", "cancelled"}
         self.holds_gpus = not self.is_terminal and value not in {"pending", "paused"}
+        self.may_be_given_gpus = not self.is_terminal and value not in {"paused", "pausing", "cancelling"}
 
 
 class Trigger(StrEnum):

@@ -18,8 +18,9 @@ class Policy(abc.ABC):
     may remember what it saw in earlier rounds, but must not rely on it: after a crash it begins anew.
     """
 
-    needs_oracle: ClassVar[bool] = False
-    """It reads `Snapshot.oracle`, the truth about jobs, and can run only where somebody knows that."""
+    needs_oracle: ClassVar[tuple[str, ...]] = ()
+    """The fields of `Oracle`, the truth about jobs, that it reads in `Snapshot.oracle`. It is told no others, and can run
+    only where somebody knows these."""
     reads_models: ClassVar[bool] = False
     """It reads what agents report (`Job.model`); where it does not, nobody needs to fit."""
     adapts_gpus: ClassVar[bool] = False

@@ -43,7 +43,7 @@ class Optimus(Policy):
     not be pre-empted get their minimum before all others.
     """
 
-    needs_oracle: ClassVar[bool] = True
+    needs_oracle: ClassVar[tuple[str, ...]] = ("remaining_iterations", "iteration_time_s")
     adapts_gpus: ClassVar[bool] = True
 
     _times: dict[tuple[int, str], _Times] = field(init=False, repr=False, compare=False, default_factory=dict)

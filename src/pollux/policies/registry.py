@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import typing
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from pollux.core import FrozenMap, decode
 from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
 from pollux.policies.base import Policy
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 ENTRY_POINTS = "pollux.policies"
 _NO_OPTIONS: Mapping[str, object] = FrozenMap()
@@ -82,7 +84,7 @@ def describe(name: str) -> Description:
     """A policy in a few words."""
     entry = _entry(name)
     kind = _load(entry.path)
-    facts = {"oracle": kind.needs_oracle, "models": kind.reads_models}
+    facts = {"oracle": bool(kind.needs_oracle), "models": kind.reads_models}
     made = make(name) if not _required(kind) else None
     return Description(
         summary=(kind.__doc__ or "").strip().partition("\n")[0],
@@ -102,8 +104,10 @@ def _entry(name: str) -> Entry:
     raise UnknownName("policy", name, names())
 
 
-def _entry_points() -> importlib.metadata.EntryPoints:
-    return importlib.metadata.entry_points(group=ENTRY_POINTS)
+def _entry_points() -> EntryPoints:
+    from importlib.metadata import entry_points  # takes as long to import as all policies together
+
+    return entry_points(group=ENTRY_POINTS)
 
 
 def _load(path: str) -> type[Policy]:

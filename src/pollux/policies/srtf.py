@@ -29,7 +29,7 @@ class Srtf(Policy):
     Equal ones go in order of submission, jobs of which nothing is known last.
     """
 
-    needs_oracle: ClassVar[bool] = True
+    needs_oracle: ClassVar[tuple[str, ...]] = ("remaining_s",)
 
     by: Remaining = Remaining.TIME
     """Compare the remaining `time`, or the remaining `service`: time × GPUs."""

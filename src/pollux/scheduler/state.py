@@ -44,7 +44,7 @@ from pollux.core import (
 from pollux.scheduler.occupancy import Occupancy
 from pollux.scheduler.reconcile import reconcile
 from pollux.scheduler.reports import LEAVING, hear, release_if_stranded
-from pollux.scheduler.trim import UNPLANNABLE, trimmed
+from pollux.scheduler.trim import trimmed
 
 NOTHING = Allocation()
 HISTORY = 20
@@ -101,7 +101,7 @@ class SchedulerState:
 
     def snapshot(self) -> Snapshot:
         """All that a policy may see now."""
-        plannable = {job_id: job for job_id, job in self.jobs.items() if job.phase not in UNPLANNABLE}
+        plannable = {job_id: job for job_id, job in self.jobs.items() if job.phase.may_be_given_gpus}
         return Snapshot(self.time_s, self.round, self.cluster, FrozenMap(plannable))
 
     def apply(self, event: Event, now: float) -> list[Action]:
@@ -177,14 +177,14 @@ class SchedulerState:
         return [MakePlan(number, snapshot, round_seed(self.options.seed, number))] if snapshot.jobs else []
 
     def _obey_plan(self, plan: Plan) -> None:
+        if plan.allocations == self.target:
+            return  # most rounds change nothing
         target = trimmed(plan, self.jobs, self.cluster)
         for job_id in self.jobs:
-            wanted = target.get(job_id, NOTHING)
-            if wanted != self.target.get(job_id, NOTHING):  # most rounds change little
-                self.retarget(job_id, wanted)
+            self.retarget(job_id, target.get(job_id, NOTHING))
 
     def move(self, job: Job, trigger: Trigger, **changes: Any) -> Job:
-        """The job after one step of its life; for `reconcile` as well."""
+        """The job after one step of its life. As `put`, `retarget` and `keep`: for `reconcile` and `reports` only."""
         after = next_phase(job.phase, trigger, job.id, self._histories[job.id])
         if after.is_terminal:
             changes["finished_at_s"] = self.time_s

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 
 from pollux.core import Allocation, Cluster, Job, JobId, NodeId, Phase, Plan
 
-UNPLANNABLE = frozenset({Phase.PAUSED, Phase.PAUSING, Phase.CANCELLING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-"""Phases in which a job is not to be given GPUs, whatever a plan says."""
-
 
 def trimmed(plan: Plan, jobs: Mapping[JobId, Job], cluster: Cluster) -> dict[JobId, Allocation]:
     """The part of a plan that can still be carried out.
@@ -22,7 +19,7 @@ def trimmed(plan: Plan, jobs: Mapping[JobId, Job], cluster: Cluster) -> dict[Job
     live = [jobs[job_id] for job_id in plan.allocations if job_id in jobs]
     left_out: list[Job] = []
     for job in sorted(live, key=lambda job: job.sequence):
-        if job.phase in UNPLANNABLE:
+        if not job.phase.may_be_given_gpus:
             continue
         wanted = plan.allocations[job.id]
         if not all(node in room for node in wanted.gpus):

@@ -31,6 +31,10 @@ def run_all(scenarios: Sequence[Scenario], processes: int, on_progress: Callable
         futures = [pool.submit(_run_in_worker, scenario) for scenario in scenarios]
         _follow(futures, queue, on_progress)
         return [future.result() for future in futures]
+    except BaseException:
+        for worker in list((pool._processes or {}).values()):  # whoever is in the middle of a run would finish it
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         queue.close()
@@ -42,8 +46,8 @@ def _follow(futures: list[Future[Outcome]], queue: Any, on_progress: Callable[[f
         done, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
         while not queue.empty():
             on_progress(queue.get())
-        if any(future.exception() for future in done):
-            return
+        for future in done:
+            future.result()
 
 
 def _begin_worker(queue: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pollux.core import Cluster, FrozenMap, JobSpec, Oracle, Shape
 from pollux.errors import InvalidModel
@@ -26,11 +27,13 @@ class _Future:
             truth, batch_size, gpu_type, zip(packed_shapes(cluster, gpu_type), placements, strict=False), believed
         )
         num_gpus = spec.requested_gpus or 1
-        placement = placements[min(num_gpus, len(placements)) - 1] if placements else (num_gpus,)
-        self.rates = _rates(truth, batch_size, gpu_type, placement, real)
-        """Iterations at M0 a second in each epoch, at the size that the owner requested."""
-        self.seconds_from = _seconds_from(truth, self.rates)
+        placement = placements[min(num_gpus, len(placements)) - 1] if placements else None
+        self.rates = _rates(truth, batch_size, gpu_type, placement, real) if placement is not None else []
+        """Iterations at M0 a second in each epoch, at the size that the owner requested; none without a node."""
+        self.seconds_from = _seconds_from(truth, self.rates) if self.rates else []
         """From the start of each epoch to the end of training."""
+        self.until_epoch_ends: dict[int, Oracle] = {}
+        """Answers in which nothing changes before the epoch does."""
         last = truth.epochs - 1
         ends = [truth.iterations(epoch, batch_size) for epoch in range(truth.epochs)]
         self.iterations_left = [ends[last] - ends[epoch] if epoch < last else 1.0 for epoch in range(truth.epochs)]
@@ -40,7 +43,11 @@ class _Future:
 class OracleSource:
     """Answers about the jobs of one world, each as its owner configured it. Tables are made once for each cluster."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, fields: Sequence[str], options: Options) -> None:
+        """`fields` of `Oracle` are told, the others stay empty."""
+        self._tells_seconds, self._tells_iterations, self._tells_times = (
+            name in fields for name in ("remaining_s", "remaining_iterations", "iteration_time_s")
+        )
         self._options = options
         self._cluster = Cluster()
         self._gpu_type: str | None = None
@@ -57,10 +64,17 @@ class OracleSource:
         if future is None:
             gpu_type = spec.gpu_type or self._gpu_type or truth.gpu_types[0]
             future = self._futures[key] = _Future(truth, spec, cluster, gpu_type, self._options)
+        answer = future.until_epoch_ends.get(epoch)
+        if answer is None:
+            answer = future.until_epoch_ends[epoch] = Oracle(
+                remaining_iterations=future.iterations_left[epoch] if self._tells_iterations else None,
+                iteration_time_s=future.iteration_times if self._tells_times else FrozenMap(),
+            )
+        if not self._tells_seconds or not future.rates:
+            return answer
         progress = training.progress if run is None else run.progress_at(now)
         left = max(truth.epoch_end(epoch) - progress, 0.0)
-        remaining_s = left / future.rates[epoch] + future.seconds_from[epoch + 1]
-        return Oracle(future.iterations_left[epoch], remaining_s, future.iteration_times)
+        return replace(answer, remaining_s=left / future.rates[epoch] + future.seconds_from[epoch + 1])
 
 
 def _iteration_times(

@@ -82,6 +82,8 @@ class Run:
     def find_speed(self) -> None:
         """Speed with the present batch size in the present epoch."""
         truth, batch_size = self.training.truth, self.training.batch_size
+        self.goal = truth.epoch_end(self.training.epoch)
+        """Progress at which the epoch ends."""
         gradient = truth.gradient(self.training.epoch, batch_size)
         scale = batch_size / truth.limits.initial_batch_size
         gain = (gradient.var + gradient.sqr) / (gradient.var / scale + gradient.sqr)
@@ -106,7 +108,7 @@ class Run:
         seconds = now - max(self.counted_until_s, self.ready_at_s)
         if seconds <= 0.0:
             return training.progress
-        return min(training.progress + self.rate * seconds, training.truth.epoch_end(training.epoch))
+        return min(training.progress + self.rate * seconds, self.goal)
 
     def observe(self, now: float) -> None:
         """Let the agent measure what it has been doing, if it has done anything."""

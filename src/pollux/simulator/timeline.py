@@ -20,6 +20,8 @@ class Timeline:
         self.running_jobs: list[int] = []
         """Those that hold GPUs."""
         self.gpus_held: list[int] = []
+        self.gpus_training: list[int] = []
+        """Those of them whose jobs train: all but those that wait for replicas."""
         self.throughput: list[float] = []
         """Examples a second, of all jobs that train."""
         self.goodput: list[float] = []
@@ -43,6 +45,7 @@ class Timeline:
         self.active_jobs.append(len(state.jobs))
         self.running_jobs.append(num_runs)
         self.gpus_held.append(held)
+        self.gpus_training.append(training)
         self.throughput.append(throughput)
         self.goodput.append(goodput)
         self.efficiency.append(weighted / training if training else None)
@@ -59,9 +62,9 @@ class Timeline:
 
     def mean_efficiency(self) -> float | None:
         """Statistical efficiency over the whole run, weighted by GPUs that trained."""
-        known = [(e, g) for e, g in zip(self.efficiency, self.gpus_held, strict=True) if e is not None]
-        weight = sum(held for _, held in known)
-        return sum(efficiency * held for efficiency, held in known) / weight if weight else None
+        known = [(e, g) for e, g in zip(self.efficiency, self.gpus_training, strict=True) if e is not None]
+        weight = sum(gpus for _, gpus in known)
+        return sum(efficiency * gpus for efficiency, gpus in known) / weight if weight else None
 
     def mean_contention(self) -> float:
         """Active jobs, averaged over the rounds that had any."""

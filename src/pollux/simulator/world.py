@@ -2,7 +2,7 @@
 
 Time jumps from event to event. A running job has at most one event ahead of it, the end of its epoch at its present
 speed; every change of speed makes a new one and lets the old one lapse. Ties: what happened in the world, then
-reports, then the round, then what the round left to do.
+reports, then the round, then what the round left to do, then the sample for the timeline.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from pollux.core import (
     JobStopped,
     JobSubmitted,
     MakePlan,
+    Node,
     NodeId,
     NodeJoined,
     NodeLost,
+    Plan,
     PlanMade,
     ReplicaLost,
     ReplicasReady,
@@ -61,6 +63,7 @@ class Rank(IntEnum):
     REPORT = 1
     ROUND = 2
     AFTER_ROUND = 3
+    SAMPLE = 4
 
 
 class World:
@@ -86,13 +89,18 @@ class World:
         self._sequence = count()
         self._trainings: dict[JobId, Training] = {}
         self._runs: dict[JobId, Run] = {}
-        self._oracle = OracleSource(options)
+        self._oracle = OracleSource(policy.needs_oracle, options)
         self._rng = np.random.Generator(np.random.PCG64(options.seed))
+        self._plan = Plan()
+        self._planned_for = Cluster()
+        """The last plan that was checked, and its cluster: most rounds change nothing."""
         self._num_ahead = 0
         """Events on the heap other than rounds and reports, which come by themselves."""
         self._idle_rounds = 0
         self._agents_watch = policy.reads_models or policy.adapts_batch
         self._next_report_s = options.agent.report_interval_s
+        self._fails_at_s: dict[NodeId, float] = {}
+        """When each node fails by itself next, or did so last; whatever else happens to it makes that void."""
         for node in cluster:
             self._handle(NodeJoined(node))
         for change in changes:
@@ -132,12 +140,11 @@ class World:
             case MakePlan():
                 self._make_plan(action)
             case StartJob(job=job) | ResizeJob(job=job):
-                self._place(job, action.generation, action.allocation)
-                self._at(self._runs[job].ready_at_s, Rank.WORLD, self._handle, ReplicasReady(job, action.generation))
+                run = self._place(job, action.generation, action.allocation)
+                self._at(run.ready_at_s, Rank.WORLD, self._get_ready, run)
             case StopJob(job=job):
-                run = self._runs.pop(job, None)
-                if run is not None:
-                    run.count(self.now)
+                if job in self._runs:
+                    self._runs.pop(job).count(self.now)
                     self._interfere()
                 self._at(self.now, Rank.WORLD, self._handle, JobStopped(job, action.generation))
 
@@ -145,14 +152,16 @@ class World:
         if self.now > self.options.world.max_time_s:
             self._give_up(f"not all jobs had ended after {self.options.world.max_time_s:g} s")
         self._handle(RoundDue(number))
-        state = self.scheduler.state
-        self.timeline.sample(self.now, state, self._runs.values())
+        self._at(self.now, Rank.SAMPLE, self._sample)  # once those that the round moves are where they go
         is_idle = not self._runs and not self._num_ahead
         self._idle_rounds = self._idle_rounds + 1 if is_idle else 0
         if self._idle_rounds > PATIENCE:
             self._give_up("the policy gives these jobs nothing, and nothing else will happen")
         # A product, not a sum: rounds and reports of the same moment must meet exactly.
         self._at(self.options.interval_s * (number + 1), Rank.ROUND, self._round, number + 1)
+
+    def _sample(self) -> None:
+        self.timeline.sample(self.now, self.scheduler.state, self._runs.values())
 
     def _give_up(self, problem: str) -> None:
         left = sorted(self.scheduler.state.jobs)
@@ -172,10 +181,18 @@ class World:
         began = time.process_time()
         plan = self.policy.plan(snapshot, request.seed)
         self.policy_cpu_s.append(time.process_time() - began)
-        plan.check(snapshot)
+        is_known = plan == self._plan and plan.allocations.keys() <= snapshot.jobs.keys()
+        if not is_known or snapshot.cluster is not self._planned_for:
+            plan.check(snapshot)
+            self._plan, self._planned_for = plan, snapshot.cluster
         self._handle(PlanMade(request.round, plan, stats=FrozenMap(self.policy.stats())))
 
-    def _place(self, job: JobId, generation: int, allocation: Allocation) -> None:
+    def _get_ready(self, run: Run) -> None:
+        """Unless it was stopped or formed anew since: then nobody is left to tell."""
+        if self._runs.get(run.training.id) is run:
+            self._handle(ReplicasReady(run.training.id, run.generation))
+
+    def _place(self, job: JobId, generation: int, allocation: Allocation) -> Run:
         """Put a job there, whether it comes from nowhere or from other GPUs."""
         before = self._runs.get(job)
         if before is not None:
@@ -187,16 +204,16 @@ class World:
         self._runs[job] = run
         self._interfere()
         self._predict(run)
+        return run
 
     def _predict(self, run: Run) -> None:
         """Foresee the end of its epoch; with whole seconds only up to the next report, as the artifact does."""
         training = run.training
         start = max(run.counted_until_s, run.ready_at_s)
-        threshold = training.truth.epoch_end(training.epoch)
-        left = threshold - training.progress
+        left = run.goal - training.progress
         if self.options.world.whole_seconds:
             seconds = self._next_report_s - start
-            if seconds <= 0 or training.progress + run.rate * seconds < threshold:
+            if seconds <= 0 or training.progress + run.rate * seconds < run.goal:
                 return
             end = start + round(left / run.rate)
         else:
@@ -209,7 +226,7 @@ class World:
         training = run.training
         if self._runs.get(training.id) is not run or run.version != version:
             return
-        training.progress = training.truth.epoch_end(training.epoch)
+        training.progress = run.goal
         run.counted_until_s = self.now
         training.epoch += 1
         if training.is_done:
@@ -269,21 +286,29 @@ class World:
         mean = self.options.world.node_mtbf_s
         if mean is not None and node in self.scheduler.state.cluster:
             at = self.now - mean * float(np.log1p(-self._rng.random()))
+            self._fails_at_s[node] = at
             self._at(at, Rank.WORLD, self._fail_node, node)
 
     def _fail_node(self, node_id: NodeId) -> None:
         cluster = self.scheduler.state.cluster
-        if node_id in cluster:
+        if node_id in cluster and self._fails_at_s.get(node_id) == self.now:
             node = cluster[node_id]
             self._change_node(NodeLost(node_id))
-            self._at(self.now + self.options.world.node_repair_s, Rank.WORLD, self._change_node, NodeJoined(node))
+            self._fails_at_s[node_id] = self.now
+            self._at(self.now + self.options.world.node_repair_s, Rank.WORLD, self._repair_node, node, self.now)
+
+    def _repair_node(self, node: Node, failed_at_s: float) -> None:
+        if self._fails_at_s.get(node.id) == failed_at_s:
+            self._change_node(NodeJoined(node))
 
     def _change_node(self, event: Event) -> None:
         self._handle(event)
         match event:
             case NodeJoined(node):
+                self._fails_at_s.pop(node.id, None)
                 self._plan_failure(node.id)
             case NodeLost(node_id):
+                self._fails_at_s.pop(node_id, None)
                 for run in [run for run in self._runs.values() if node_id in run.allocation.gpus]:
                     self._lose_node(run, node_id)
 
@@ -293,11 +318,13 @@ class World:
         survivors = run.allocation.without(node)
         run.count(self.now)
         if survivors and survivors.num_gpus >= spec.gpu_bounds[0] and self.options.scheduler.in_place:
-            self._place(job, run.generation, survivors)
-            self._runs[job].membership = run.membership + 1
+            reformed = self._place(job, run.generation, survivors)
+            reformed.membership = run.membership + 1
             self._at(
-                self.now, Rank.WORLD, self._handle, ReplicaLost(job, run.generation, run.membership + 1, survivors)
+                self.now, Rank.WORLD, self._handle, ReplicaLost(job, run.generation, reformed.membership, survivors)
             )
+            if not run.trains(self.now):  # the scheduler still waits for it
+                self._at(reformed.ready_at_s, Rank.WORLD, self._get_ready, reformed)
         else:
             del self._runs[job]
             run.training.fall_back()

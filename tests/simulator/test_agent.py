@@ -1,0 +1,154 @@
+"""The agent inside a simulated job: it knows what it measured, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulator.scenes import EQUAL_SHARE, reports, run_jobs
+
+from pollux.core import Cluster, FrozenMap, GradientStats, JobId, JobSpec, Observation, ObservationKey, Progress, Shape
+from pollux.simulator import agent as agents
+from pollux.simulator.agent import Agent
+from pollux.simulator.options import AgentOptions
+from pollux.simulator.truth import truths_built_in
+from pollux.simulator.workload import WorkloadJob
+
+TRUTHS = truths_built_in()
+CIFAR = TRUTHS["cifar10"]
+NOISY = GradientStats(sqr=0.01, var=10.0)
+
+
+def agent(options: AgentOptions | None = None, truth=CIFAR, **spec: object) -> Agent:
+    return Agent(JobSpec(JobId("a"), limits=truth.limits, **spec), truth.limits, options or AgentOptions())
+
+
+def measure(of: Agent, placement: tuple[int, ...], m: int, truth=CIFAR) -> None:
+    of.observe("t4", Shape(sum(placement), len(placement)), m, truth.passes("t4", placement, m))
+
+
+@pytest.fixture
+def fits(monkeypatch) -> list[int]:
+    """How many observations each fit was made of."""
+    sizes: list[int] = []
+    real = agents.fit
+
+    def counted(seen, **kwargs):
+        sizes.append(len(seen.num_gpus) if hasattr(seen, "num_gpus") else 1)
+        return real(seen, **kwargs)
+
+    monkeypatch.setattr(agents, "fit", counted)
+    return sizes
+
+
+class TestFixedBatch:
+    @pytest.mark.parametrize(("gpus", "expected"), [(1, (512, 0)), (2, (256, 0)), (3, (171, 0)), (8, (64, 0))])
+    def test_keeps_what_the_owner_asked_for_whatever_it_measures(self, gpus, expected):
+        fixed = agent(requested_batch_size=512, fixed_batch=True)
+        assert fixed.tune("t4", Shape(gpus), NOISY) == expected
+        measure(fixed, (1,), 512)
+        assert fixed.tune("t4", Shape(gpus), NOISY) == expected
+
+    def test_of_which_the_initial_one_is_the_default(self):
+        assert agent(fixed_batch=True).fixed_batch_size == CIFAR.limits.initial_batch_size
+
+    def test_takes_two_passes_on_one_gpu_where_the_artifact_does(self):
+        doubled = agent(AgentOptions(single_gpu_accumulation=True), requested_batch_size=512, fixed_batch=True)
+        assert doubled.tune("t4", Shape(1), NOISY) == (256, 1)
+
+
+class TestAdaptive:
+    @pytest.mark.parametrize(("gpus", "expected"), [(1, (128, 0)), (4, (32, 0)), (8, (32, 0))])
+    def test_starts_at_the_initial_batch_size_or_the_least_that_fills_the_gpus(self, gpus, expected):
+        assert agent().tune("t4", Shape(gpus), NOISY) == expected
+
+    def test_grows_once_it_has_a_model_and_the_noise_allows(self):
+        of = agent()
+        measure(of, (1,), 128)
+        m, s = of.tune("t4", Shape(1), NOISY)
+        assert m * (s + 1) > 128
+        quiet = of.tune("t4", Shape(1), GradientStats(sqr=10.0, var=1e-6))
+        assert quiet == (128, 0)
+
+    def test_a_model_of_one_type_says_nothing_about_another(self):
+        of = agent()
+        measure(of, (1,), 128)
+        assert of.tune("v100", Shape(1), NOISY) == (128, 0)
+
+    def test_a_batch_size_stays_within_its_limits(self):
+        of = agent()
+        measure(of, (1,), 128)
+        for gpus in (1, 2, 7, 32):
+            m, s = of.tune("t4", Shape(gpus, min(gpus, 4)), GradientStats(sqr=1e-9, var=1e3))
+            assert 128 <= gpus * m * (s + 1) <= CIFAR.limits.max_batch_size
+            assert 32 <= m <= CIFAR.limits.max_per_gpu_batch_size
+
+
+class TestFits:
+    def test_only_a_new_configuration_is_fitted_again(self, fits):
+        of = agent()
+        measure(of, (1,), 128)
+        measure(of, (1,), 128)
+        assert len(fits) == 1
+        measure(of, (1,), 256)
+        measure(of, (2,), 128)
+        measure(of, (1,), 256)
+        assert len(fits) == 3
+
+    def test_placements_of_one_shape_are_one_configuration(self, fits):
+        of = agent()
+        measure(of, (3, 1), 64)
+        measure(of, (1, 3), 64)
+        measure(of, (2, 2), 64)
+        assert len(fits) == 1
+
+    def test_the_profile_holds_what_was_measured(self):
+        of = agent()
+        measure(of, (2,), 128)
+        grad_time_s, iteration_time_s = CIFAR.passes("t4", (2,), 128)
+        (item,) = of.profile.of_type("t4").items()
+        assert item == (
+            ObservationKey(Shape(2), 128),
+            Observation(0.0, 0, iteration_time_s, iteration_time_s - grad_time_s, 1),
+        )
+
+    @pytest.mark.parametrize("published", [False, True])
+    def test_the_report_holds_limits_gradient_fit_progress_and_delay(self, published):
+        of = agent(AgentOptions(published_fit=published, published_grid=published))
+        progress = Progress(10.0, 100.0, 0.0)
+        before = of.model(NOISY, progress, 30.0)
+        assert before.throughput == {}
+        measure(of, (2,), 128)
+        report = of.model(NOISY, progress, 30.0)
+        assert (report.limits, report.gradient, report.progress) == (CIFAR.limits, NOISY, progress)
+        assert report.realloc_delay_s == 30.0
+        assert report.throughput["t4"].max_gpus_observed == 2
+        assert report.throughput.keys() == {"t4"}
+
+
+class TestInTheWorld:
+    def test_reports_tell_of_progress_and_of_more_and_more_configurations(self):
+        jobs = [WorkloadJob("a", 0, "cifar10", 1, 128), WorkloadJob("b", 0, "ncf", 1, 256)]
+        world = run_jobs(EQUAL_SHARE, jobs, TRUTHS, Cluster.uniform(2, 2, "t4"))
+        told = [report for report in reports(world) if report.job == "a"]
+        done = [report.model.progress.done for report in told]
+        assert done == sorted(done)
+        assert told[0].model.progress.total == CIFAR.epoch_end(CIFAR.epochs - 1)
+        sizes = [len(report.profile.of_type("t4")) for report in told]
+        assert sizes == sorted(sizes)
+        assert sizes[-1] > sizes[0] >= 0
+        assert max(fit.max_gpus_observed for fit in told[-1].model.throughput.values()) == 4
+        assert isinstance(told[-1].model.throughput, FrozenMap)
+
+    def test_a_job_that_waits_for_its_replicas_reports_nothing(self):
+        world = run_jobs(EQUAL_SHARE, [WorkloadJob("a", 0, "ncf", 1, 256)], TRUTHS, Cluster.uniform(1, 1, "t4"))
+        times = [
+            record.time_s for record in world.scheduler.log.records() if type(record.event).__name__ == "JobReported"
+        ]
+        assert times[0] == 90.0
+
+    def test_adapting_batch_sizes_makes_a_job_faster_than_keeping_the_initial_one(self):
+        job = WorkloadJob("a", 0, "cifar10", 1, 128)
+        fixed, adaptive = (
+            run_jobs(policy, [job], TRUTHS, Cluster.uniform(1, 1, "t4")).scheduler.state.ended["a"].finished_at_s
+            for policy in ("fifo", EQUAL_SHARE)
+        )
+        assert adaptive < 0.8 * fixed
