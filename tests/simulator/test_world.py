@@ -22,6 +22,7 @@ from pollux.core import (
     Cluster,
     FrozenMap,
     JobFinished,
+    JobReported,
     JobStopped,
     Node,
     NodeDrained,
@@ -101,6 +102,34 @@ class TestTime:
 
     def test_jobs_that_end_at_the_same_moment_both_end(self):
         assert ends(steady_world("fifo", [steady_job(name) for name in "abc"])) == dict.fromkeys("abc", 290.0)
+
+
+class TestSeeds:
+    def test_every_round_has_its_own_and_all_come_from_the_one_of_the_run(self):
+        def seeds(seed: int) -> list[int]:
+            policy, seen = registry.make("fifo"), []
+            plan = policy.plan
+            policy.plan = lambda snapshot, seed: seen.append(seed) or plan(snapshot, seed)
+            steady_world(policy, [steady_job("a")], options=Options(seed=seed)).run()
+            return seen
+
+        first = seeds(1)
+        assert first == seeds(1)
+        assert len({*first, *seeds(2)}) == 2 * len(first) == 8
+
+
+class TestReports:
+    @pytest.mark.parametrize("interval", [7.7, 0.1, 30.0])
+    def test_reports_come_before_the_round_of_the_same_moment(self, interval):
+        """Also after many of them: 0.1 added up a hundred times is not ten."""
+        options = Options(interval_s=interval, agent=AgentOptions(report_interval_s=interval))
+        world = steady_world(EQUAL_SHARE, [steady_job("a", fixed_batch=False)], options=options)
+        world.run()
+        at = {kind: [time_s for time_s, _ in events(world, kind)] for kind in (RoundDue, JobReported)}
+        assert len(at[JobReported]) > 1
+        assert set(at[JobReported]) <= set(at[RoundDue])
+        order = [type(event) for time_s, event in events(world, RoundDue, JobReported) if time_s in at[JobReported]]
+        assert order == [JobReported, RoundDue] * len(at[JobReported])
 
 
 class TestWholeSeconds:
@@ -193,6 +222,11 @@ class TestInterference:
         world = steady_world(Scripted(script), [steady_job("a", 2), steady_job("b", 2)], interference=0.5)
         # a: 30 s at 2, then 1 a second from 120 on, when b's replicas come; b: from 150 at 1, from 260 at 2 a second.
         assert ends(world) == {"a": 120 + 140, "b": 260 + (200 - 110) / 2}
+
+    def test_one_node_in_common_is_enough(self):
+        script = {1: {"a": {"node-0": 1, "node-1": 1}, "b": {"node-1": 1, "node-2": 1}}}
+        cluster, jobs = Cluster.uniform(3, 2, "t4"), [steady_job("a", 2), steady_job("b", 2)]
+        assert ends(steady_world(Scripted(script), jobs, cluster, interference=0.5)) == {"a": 290.0, "b": 290.0}
 
     def test_jobs_on_one_node_neither_suffer_nor_hinder(self):
         script = {1: {"a": SPREAD, "b": {"node-0": 1}, "c": {"node-1": 1}}}

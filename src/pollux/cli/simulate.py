@@ -67,11 +67,14 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a workload under one policy in a virtual cluster, with the scheduler that is also deployed."""
+    _use_one_thread()
     from pollux.core import dumps
     from pollux.scheduler import MemoryLog
     from pollux.simulator.scenario import NoLog, Scenario
     from pollux.simulator.scenario import simulate as run
 
+    if json_file == events == output.STDOUT:
+        raise InvalidInput("--events", "-", "--json is printed already", "Give one of them a file")
     flags = _flags(interval, realloc_delay, interference, seed)
     options = _options(flags, compat, settings)
     scenario = Scenario(workload, policy, _cluster(workload, nodes, gpus_per_node, cluster), traces, options)
@@ -107,6 +110,7 @@ def compare(
     json_file: output.JsonFileOption = None,
 ) -> None:
     """Run workloads under several policies, in parallel, and set the results side by side."""
+    _use_one_thread()
     from pollux.policies import registry
     from pollux.simulator.comparison import run_all
     from pollux.simulator.scenario import Scenario
@@ -130,6 +134,12 @@ def compare(
         _print_comparison(outcomes, names)
         if json_file is not None:
             output.note(f"The figures of every job and round are in {json_file}")
+
+
+def _use_one_thread() -> None:
+    """Before NumPy is imported: a run does no algebra worth a second thread, and idle BLAS threads burn CPU waiting."""
+    for library in ("OPENBLAS", "MKL", "OMP"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 
 def _flags(

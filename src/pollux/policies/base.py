@@ -19,8 +19,8 @@ class Policy(abc.ABC):
     """
 
     needs_oracle: ClassVar[tuple[str, ...]] = ()
-    """The fields of `Oracle`, the truth about jobs, that it reads in `Snapshot.oracle`. It is told no others, and can run
-    only where somebody knows these."""
+    """The fields of `Oracle`, the truth about jobs, that it reads in `Snapshot.oracle`. It is told no others, and can
+    run only where somebody knows these."""
     reads_models: ClassVar[bool] = False
     """It reads what agents report (`Job.model`); where it does not, nobody needs to fit."""
     adapts_gpus: ClassVar[bool] = False

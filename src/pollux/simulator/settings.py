@@ -14,6 +14,8 @@ from pollux.simulator.options import Options
 
 POLICY = "policy"
 SECTIONS = ("world", "agent", "scheduler")
+HIDDEN = ("scheduler.seed",)
+"""Follows from `seed`."""
 
 
 def parse(assignments: Iterable[str]) -> dict[str, object]:
@@ -46,14 +48,15 @@ def applied(options: Options, settings: Mapping[str, object]) -> Options:
 def known(options: Options) -> tuple[str, ...]:
     """Every name that can be set; a policy's own are `policy.<option>`."""
     nested = [f"{section}.{field.name}" for section in SECTIONS for field in fields(getattr(options, section))]
-    return ("interval_s", "seed", *nested, "policy.<option>")
+    return ("interval_s", "seed", *(name for name in nested if name not in HIDDEN), "policy.<option>")
 
 
 def _changed(target: Any, section: str, name: str, value: object) -> Any:
     path = f"{section}.{name}" if section else name
     hints = typing.get_type_hints(type(target))
-    if name not in hints:
-        raise UnknownName("setting", path, [f"{section}.{known}" for known in hints])
+    if name not in hints or path in HIDDEN:
+        names = [f"{section}.{known}" for known in hints]
+        raise UnknownName("setting", path, [known for known in names if known not in HIDDEN])
     if typing.get_origin(hints[name]) is tuple and isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:

@@ -113,7 +113,7 @@ class World:
         self._num_left = len(self._trainings)
         self._at(options.interval_s, Rank.ROUND, self._round, 1)
         if self._agents_watch or options.world.whole_seconds:
-            self._at(self._next_report_s, Rank.REPORT, self._report)
+            self._at(self._next_report_s, Rank.REPORT, self._report, 1)
 
     def run(self, on_end: Callable[[], None] = lambda: None) -> None:
         """Until every job has ended; `on_end` is called for each."""
@@ -242,8 +242,8 @@ class World:
             run.find_speed()
         self._predict(run)
 
-    def _report(self) -> None:
-        self._next_report_s = self.now + self.options.agent.report_interval_s
+    def _report(self, number: int) -> None:
+        self._next_report_s = self.options.agent.report_interval_s * (number + 1)
         for run in self._runs.values():
             run.count(self.now)
             if self._agents_watch:
@@ -252,7 +252,7 @@ class World:
             self._predict(run)
         if self.policy.reads_models:
             self._send_reports()
-        self._at(self._next_report_s, Rank.REPORT, self._report)
+        self._at(self._next_report_s, Rank.REPORT, self._report, number + 1)
 
     def _send_reports(self) -> None:
         for job_id, run in list(self._runs.items()):

@@ -1,0 +1,251 @@
+"""`pollux simulate` and `pollux compare`: what people see, and what programs read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pollux.cli.main import app
+from pollux.core import JobFinished, NodeLost, loads
+from pollux.scheduler import MemoryLog, Record, Scheduler
+from pollux.simulator.options import Options
+
+runner = CliRunner()
+
+FIGURES = {
+    "avg_jct_s",
+    "p50_jct_s",
+    "p90_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "reallocations_per_job",
+    "gpu_hours",
+    "utilisation",
+    "policy_cpu_ms_mean",
+    "policy_cpu_ms_p99",
+    "cpu_s",
+}
+HEADER = "name,time,application,num_replicas,batch_size\n"
+
+
+@pytest.fixture
+def workload(tmp_path) -> str:
+    path = tmp_path / "small.csv"
+    path.write_text(f"{HEADER}a,0,ncf,1,256\nb,30,ncf,4,1024\nc,60,cifar10,2,512\n")
+    return str(path)
+
+
+def invoke(*arguments: object):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def figures(*arguments: object) -> dict:
+    result = invoke(*arguments, "--json", "-")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+class TestSimulate:
+    def test_prints_the_figures_that_people_ask_for(self, workload):
+        result = invoke("simulate", workload, "--nodes", 2)
+        assert result.exit_code == 0, result.output
+        for text in ("small under tiresias", "average JCT", "makespan", "GPU-hours held", "re-allocations a job"):
+            assert text in result.stdout
+        assert result.stderr == ""
+
+    def test_json_on_standard_output_is_nothing_but_json(self, workload):
+        found = figures("simulate", workload, "--policy", "fifo", "--nodes", 1)
+        assert found.keys() >= FIGURES | {"workload", "policy", "jobs", "timeline"}
+        assert (found["workload"], found["policy"]) == ("small", "fifo")
+        assert found["jobs"].keys() == {"a", "b", "c"}
+        jcts = [job["jct_s"] for job in found["jobs"].values()]
+        assert found["avg_jct_s"] == pytest.approx(sum(jcts) / 3)
+        assert all(isinstance(found[key], float | int) for key in FIGURES)
+
+    def test_json_to_a_file_leaves_the_table_on_standard_output(self, workload, tmp_path):
+        path = tmp_path / "new" / "out.json"
+        result = invoke("simulate", workload, "--json", path)
+        assert result.exit_code == 0
+        assert json.loads(path.read_text())["num_jobs"] == 3
+        assert "average JCT" in result.stdout
+        assert str(path) in result.stderr
+
+    def test_events_are_the_log_of_the_scheduler(self, workload, tmp_path):
+        path = tmp_path / "events.jsonl"
+        assert invoke("simulate", workload, "--policy", "srtf", "--events", path).exit_code == 0
+        records = [loads(line) for line in path.read_text().splitlines()]
+        assert all(isinstance(record, Record) for record in records)
+        assert sum(isinstance(record.event, JobFinished) for record in records) == 3
+        state = Scheduler(MemoryLog(records), Options().scheduler).state
+        assert state.ended.keys() == {"a", "b", "c"}
+
+    def test_events_can_be_printed_and_nothing_else_is(self, workload):
+        result = invoke("simulate", workload, "--events", "-")
+        assert all(isinstance(loads(line), Record) for line in result.stdout.splitlines())
+
+    def test_only_one_thing_can_be_printed(self, workload):
+        result = invoke("simulate", workload, "--events", "-", "--json", "-")
+        assert result.exit_code == 2
+        assert "--events" in result.stderr
+
+    def test_a_built_in_workload_has_a_cluster_of_its_own(self):
+        assert set(figures("simulate", "demo")["timeline"]["num_gpus"]) == {16}
+        assert set(figures("simulate", "demo", "--nodes", 5)["timeline"]["num_gpus"]) == {20}
+        assert set(figures("simulate", "demo", "--gpus-per-node", 8)["timeline"]["num_gpus"]) == {32}
+
+    def test_a_cluster_file_brings_uneven_nodes_and_changes(self, workload, tmp_path):
+        path, events = tmp_path / "cluster.toml", tmp_path / "events.jsonl"
+        nodes = '[[nodes]]\nname = "big"\ngpus = 4\n[[nodes]]\nname = "small"\ngpus = 2\n'
+        path.write_text(f'{nodes}[[changes]]\nat_s = 200\nlose = "small"\n')
+        found = figures("simulate", workload, "--cluster", path, "--events", events)
+        assert found["timeline"]["num_gpus"][0] == 6
+        assert found["timeline"]["num_gpus"][-1] == 4
+        assert any(isinstance(loads(line).event, NodeLost) for line in events.read_text().splitlines())
+
+    def test_the_same_seed_gives_the_same_bytes(self, workload, tmp_path):
+        texts = []
+        for index, seed in enumerate((3, 3, 4)):
+            path = tmp_path / f"{index}.jsonl"
+            mtbf = ("--set", "world.node_mtbf_s=900", "--set", "world.node_repair_s=60")
+            assert invoke("simulate", workload, "--seed", seed, *mtbf, "--events", path).exit_code == 0
+            texts.append(path.read_text())
+        assert texts[0] == texts[1] != texts[2]
+
+
+class TestOptions:
+    def started(self, workload: str, *arguments: object) -> float:
+        return figures("simulate", workload, *arguments)["jobs"]["a"]["started_at_s"]
+
+    def test_flags_change_the_run(self, workload):
+        assert self.started(workload, "--interval", 17) == 17.0
+        usual = figures("simulate", workload)
+        assert figures("simulate", workload, "--realloc-delay", 0)["avg_jct_s"] < usual["avg_jct_s"]
+
+    def test_what_is_set_by_name_goes_before_flags_and_flags_before_the_preset(self, workload):
+        assert self.started(workload, "--interval", 17, "--set", "interval_s=23") == 23.0
+        artifact = ("simulate", workload, "--compat", "artifact")
+        usual, quick, precise = (
+            figures(*artifact, *more)["avg_jct_s"]
+            for more in ((), ("--realloc-delay", 0), ("--set", "world.whole_seconds=false"))
+        )
+        assert 3 * usual % 1 == 0.0, "whole seconds"
+        assert quick < usual
+        assert 3 * precise % 1 != 0.0
+
+    def test_interference_slows_jobs_that_meet(self, tmp_path):
+        path = tmp_path / "meet.csv"
+        path.write_text(f"{HEADER}a,0,ncf,3,1024\nb,0,ncf,3,1024\n")
+        arguments = ("simulate", path, "--policy", "fifo", "--nodes", 3, "--gpus-per-node", 2)
+        assert figures(*arguments, "--interference", 0.5)["avg_jct_s"] > figures(*arguments)["avg_jct_s"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--policy", "tiresius"), "Did you mean 'tiresias'"),
+            (("--compat", "artefact"), "Did you mean 'artifact'"),
+            (("--set", "world.interferance=1"), "Did you mean 'world.interference'"),
+            (("--set", "interference"), "is not key=value"),
+            (("--set", "world.whole_seconds=maybe"), "must be true or false"),
+            (("--set", "policy.nonsense=1"), "option of policy tiresias"),
+            (("--interval", "0"), "interval_s"),
+            (("--interference", "1"), "must be below 1"),
+            (("--traces", "/no/such/folder"), "/no/such/folder"),
+            (("--nodes", "0"), "--nodes"),
+            (("--nodes", "1", "--gpus-per-node", "2"), "more GPUs than the 2 of the cluster"),
+            (("--cluster", "no-such.toml"), "no-such.toml"),
+        ],
+    )
+    def test_wrong_ones_are_a_clear_error_without_a_traceback(self, workload, arguments, message):
+        result = invoke("simulate", workload, *arguments)
+        assert result.exit_code == 2, result.output
+        assert message in result.stderr
+        assert "Traceback" not in result.output
+        assert result.stdout == ""
+
+    def test_a_cluster_is_described_once(self, workload, tmp_path):
+        path = tmp_path / "cluster.toml"
+        path.write_text('[[nodes]]\nname = "n"\ngpus = 4\n')
+        for option in ("--nodes", "--gpus-per-node"):
+            result = invoke("simulate", workload, "--cluster", path, option, 4)
+            assert result.exit_code == 2
+            assert "Leave one of them out" in result.stderr
+
+
+class TestWorkloads:
+    def test_every_wrong_row_is_named(self, tmp_path):
+        path = tmp_path / "bad.csv"
+        path.write_text(f"{HEADER}a,0,ncf,1,256\na,x,ncf,1,256\nc,5,nfc,0,256\nd,5,ncf,1,9999999\n")
+        result = invoke("simulate", path)
+        assert result.exit_code == 2
+        for text in (
+            "line 3, name",
+            "line 3, time",
+            "line 4, application",
+            "line 4, num_replicas",
+            "line 5, batch_size",
+        ):
+            assert text in result.stderr
+
+    def test_a_name_that_is_nothing_is_answered_with_what_there_is(self):
+        result = invoke("simulate", "dmeo")
+        assert result.exit_code == 2
+        assert "demo, paper" in result.stderr
+
+    def test_a_job_that_no_node_can_ever_hold_again_is_named(self, tmp_path):
+        workload, cluster = tmp_path / "w.csv", tmp_path / "cluster.toml"
+        workload.write_text(f"{HEADER}wide,100,ncf,4,1024\n")
+        cluster.write_text('[[nodes]]\nname = "n"\ncount = 2\ngpus = 2\n[[changes]]\nat_s = 10\nlose = "n-1"\n')
+        result = invoke("simulate", workload, "--cluster", cluster)
+        assert result.exit_code == 2
+        assert "'wide'" in result.stderr
+        assert "2 GPUs" in result.stderr
+
+
+class TestCompare:
+    def test_sets_policies_side_by_side(self, workload):
+        result = invoke("compare", workload, "--policies", "fifo,srtf", "--jobs", 1)
+        assert result.exit_code == 0, result.output
+        assert "fifo" in result.stdout
+        assert "srtf" in result.stdout
+        assert "mean" not in result.stdout, "of one workload there is none"
+
+    def test_averages_over_workloads(self, workload, tmp_path):
+        other = tmp_path / "other.csv"
+        other.write_text(f"{HEADER}a,0,ncf,1,256\n")
+        found = figures("compare", workload, other, "--policies", "fifo, tiresias", "--jobs", 1)
+        assert [(run["workload"], run["policy"]) for run in found["runs"]] == [
+            ("small", "fifo"),
+            ("small", "tiresias"),
+            ("other", "fifo"),
+            ("other", "tiresias"),
+        ]
+        assert found["means"].keys() == {"fifo", "tiresias"}
+        of_fifo = [run["avg_jct_s"] for run in found["runs"] if run["policy"] == "fifo"]
+        assert found["means"]["fifo"]["avg_jct_s"] == pytest.approx(sum(of_fifo) / 2)
+        assert "mean" in invoke("compare", workload, other, "--policies", "fifo", "--jobs", 1).stdout
+
+    def test_a_run_is_the_same_as_alone(self, workload):
+        alone = figures("simulate", workload, "--policy", "srtf", "--nodes", 2)
+        (run,) = figures("compare", workload, "--policies", "srtf", "--nodes", 2)["runs"]
+        assert run["jobs"] == alone["jobs"]
+
+    def test_several_processes_give_the_same(self, workload):
+        runs = [figures("compare", workload, "--policies", "fifo,srtf", "--jobs", jobs)["runs"] for jobs in (1, 2)]
+        assert [run["jobs"] for run in runs[0]] == [run["jobs"] for run in runs[1]]
+
+    @pytest.mark.parametrize(
+        ("policies", "message"), [("fifo,nonsense", "nonsense"), (" , ", "names no policy"), ("fifo,strf", "'srtf'")]
+    )
+    def test_wrong_policies_are_refused_before_anything_runs(self, workload, policies, message):
+        result = invoke("compare", workload, "--policies", policies)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+    def test_json_goes_to_a_file_too(self, workload, tmp_path):
+        path = tmp_path / "out.json"
+        result = invoke("compare", workload, "--policies", "fifo", "--json", path)
+        assert result.exit_code == 0
+        assert json.loads(path.read_text())["runs"][0]["policy"] == "fifo"
+        assert str(path) in result.stderr
