@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ settings.load_profile("ci" if IS_CI else "default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden event logs anew")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills the user's cache."""
+    before = os.environ.get("POLLUX_CACHE")
+    os.environ["POLLUX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["POLLUX_CACHE"]
+    else:
+        os.environ["POLLUX_CACHE"] = before
 
 
 @pytest.fixture(scope="session")

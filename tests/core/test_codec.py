@@ -64,7 +64,7 @@ def test_what_is_written_reads_back_equal(kind, data):
 
 
 def test_every_document_type_has_a_strategy():
-    assert set(_TYPES.values()) == set(DOCUMENTS)
+    assert {kind for kind in _TYPES.values() if kind.__module__.startswith("pollux.core.")} == set(DOCUMENTS)
 
 
 @settings(max_examples=50)

@@ -7,7 +7,6 @@ from tests.simulator.scenes import EQUAL_SHARE, events, reports, run_jobs
 
 from pollux.core import (
     Cluster,
-    FrozenMap,
     GradientStats,
     JobId,
     JobReported,
@@ -147,7 +146,6 @@ class TestInTheWorld:
         assert sizes == sorted(sizes)
         assert sizes[-1] > sizes[0] >= 0
         assert max(fit.max_gpus_observed for fit in told[-1].model.throughput.values()) == 4
-        assert isinstance(told[-1].model.throughput, FrozenMap)
 
     def test_a_job_that_waits_for_its_replicas_reports_nothing(self):
         world = run_jobs(EQUAL_SHARE, [WorkloadJob("a", 0, "ncf", 1, 256)], TRUTHS, Cluster.uniform(1, 1, "t4"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.simulator.scenes import SteadyTruth, run_jobs, steady_job
 
-from pollux.core import Cluster, Node, NodeId, Oracle, Shape
+from pollux.core import Allocation, Cluster, FrozenMap, Node, NodeId, Oracle, Shape
 from pollux.errors import InvalidModel
 from pollux.simulator.options import AgentOptions, Options, WorldOptions
 from pollux.simulator.oracle import OracleSource
@@ -52,18 +52,12 @@ def test_seconds_left_go_down_with_the_time():
     job = WorkloadJob("a", 0, "ncf", 2, 1024)
     of = training(job)
     whole = ask(of).remaining_s
-    run = Run(of, 1, allocation({"node-0": 2}), CLUSTER, Options().world.rank_order, 100.0, 130.0)
+    run = Run(of, 1, Allocation(FrozenMap({"node-0": 2})), CLUSTER, Options().world.rank_order, 100.0, 130.0)
     assert ask(of, now=120.0, run=run).remaining_s == pytest.approx(whole), "it is not ready yet"
     assert ask(of, now=140.0, run=run).remaining_s == pytest.approx(whole - 10.0)
     of.epoch = of.truth.epochs - 1
     of.progress = of.truth.epoch_end(of.epoch)
     assert ask(of).remaining_s == 0.0
-
-
-def allocation(gpus):
-    from pollux.core import Allocation, FrozenMap
-
-    return Allocation(FrozenMap(gpus))
 
 
 def test_iterations_left_count_from_the_end_of_the_epoch_and_are_1_in_the_last_one():

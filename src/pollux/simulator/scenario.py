@@ -75,6 +75,8 @@ def simulate(
         specs, truths, cluster.cluster, policy, scenario.options, cluster.changes, NoLog() if log is None else log
     )
     world.run(on_end)
+    for truth in truths.values():
+        truth.save()
     ended = sorted(world.scheduler.state.ended.values(), key=lambda job: job.sequence)
     jobs = tuple(JobOutcome.of(job) for job in ended)
     cpu_s = time.process_time() - began

@@ -18,6 +18,7 @@ from pollux.applications.measured import EpochStats, Measured, StepTime
 from pollux.errors import InvalidDocument, UnknownName
 
 MAX_LISTED = 10
+STEP_TIMES = ("placements.csv", "scalability.csv")
 Row = TypeVar("Row")
 
 
@@ -31,6 +32,11 @@ def application_names(folder: Path) -> list[str]:
             "traces", str(folder), "holds no <application>/placements.csv", "Name the folder above the applications"
         )
     return names
+
+
+def step_time_files(folder: Path, name: str) -> list[Path]:
+    """The files that an application's step times are in, if they are there."""
+    return [path for file in STEP_TIMES if (path := folder / name / file).exists()]
 
 
 def read_application(folder: Path, name: str) -> Measured:

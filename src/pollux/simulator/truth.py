@@ -23,7 +23,8 @@ from pollux.core import BatchLimits, GradientStats, Shape
 from pollux.errors import InvalidDocument, InvalidModel, UnknownName
 from pollux.goodput import gain
 from pollux.goodput.numerics import FloatArray
-from pollux.simulator.traces import application_names, read_application
+from pollux.simulator.remembered import Remembered
+from pollux.simulator.traces import application_names, read_application, step_time_files
 
 Placement: TypeAlias = tuple[int, ...]
 """GPUs of a job on each of its nodes, in rank order."""
@@ -69,11 +70,18 @@ class Truth(Protocol):
         """Iterations from the start of training to the end of an epoch, at one batch size throughout."""
         ...
 
+    def save(self) -> None:
+        """Keep for later runs what took long to find out."""
+        ...
+
 
 def truths_of_traces(folder: Path, names: Iterable[str] | None = None) -> dict[str, Truth]:
     """The applications of these names, or all, in a folder of measured traces."""
     wanted = application_names(folder) if names is None else names
-    return {name: MeasuredTruth(read_application(folder, name)) for name in wanted}
+    return {
+        name: MeasuredTruth(read_application(folder, name), remembered=Remembered(step_time_files(folder, name)))
+        for name in wanted
+    }
 
 
 def truths_built_in(names: Iterable[str] | None = None) -> dict[str, Truth]:
@@ -88,7 +96,10 @@ class MeasuredTruth:
     Nothing is extrapolated: per-GPU batch sizes and placements beyond the measured ones raise InvalidModel.
     """
 
-    def __init__(self, measured: Measured, gpu_types: tuple[str, ...] = ("t4",)) -> None:
+    def __init__(
+        self, measured: Measured, gpu_types: tuple[str, ...] = ("t4",), remembered: Remembered | None = None
+    ) -> None:
+        """`remembered` are interpolated times of earlier runs."""
         _check_epochs(measured)
         self.name = measured.name
         self.gpu_types = gpu_types
@@ -100,6 +111,7 @@ class MeasuredTruth:
         self._steps = measured.steps
         self._curves = _curves(measured.steps)
         self._surface: _Surface | None = None
+        self._remembered = remembered or Remembered()
         self._passes: dict[tuple[str, Placement, int], PassTime] = {}
         self._gradients: dict[tuple[int, int], GradientStats] = {}
 
@@ -137,9 +149,8 @@ class MeasuredTruth:
         if (curve := self._curves.get(_canonical(placement))) is not None:
             found = curve.at(per_gpu_batch_size)
         else:
-            if self._surface is None:
-                self._surface = _Surface(self._steps)
-            found = self._surface.at(min(len(placement), MOST_NODES), sum(placement), per_gpu_batch_size)
+            key = min(len(placement), MOST_NODES), sum(placement), per_gpu_batch_size
+            found = self._remembered.recall(key, self._on_surface)
         if found is None:
             raise InvalidModel(
                 "placement",
@@ -149,6 +160,14 @@ class MeasuredTruth:
             )
         step_time_s, sync_time_s = found
         return PassTime(step_time_s - sync_time_s, step_time_s)
+
+    def _on_surface(self, key: tuple[int, int, int]) -> tuple[float, float] | None:
+        if self._surface is None:
+            self._surface = _Surface(self._steps)
+        return self._surface.at(*key)
+
+    def save(self) -> None:
+        self._remembered.save()
 
     def _extent(self) -> str:
         nodes, gpus = (max(measure(step.placement) for step in self._steps) for measure in (len, sum))
@@ -191,6 +210,9 @@ class FittedTruth:
         if (ends := self._iterations.get(batch_size)) is None:
             ends = self._iterations[batch_size] = self._iteration_ends(batch_size)
         return ends[epoch]
+
+    def save(self) -> None:
+        pass  # a formula is quicker than a file
 
     def _computed(self, gpu_type: str, placement: Placement, per_gpu_batch_size: int) -> PassTime:
         shape = Shape(sum(placement), len(placement))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import IntEnum
+from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -90,7 +91,6 @@ class World:
         self._trainings: dict[JobId, Training] = {}
         self._runs: dict[JobId, Run] = {}
         self._oracle = OracleSource(policy.needs_oracle, options)
-        self._rng = np.random.Generator(np.random.PCG64(options.seed))
         self._plan = Plan()
         self._planned_for = Cluster()
         """The last plan that was checked, and its cluster: most rounds change nothing."""
@@ -281,6 +281,10 @@ class World:
                 run.slowdown = slowdown
                 run.find_speed()
                 self._predict(run)
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(self.options.seed))
 
     def _plan_failure(self, node: NodeId) -> None:
         mean = self.options.world.node_mtbf_s

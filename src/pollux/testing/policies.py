@@ -95,7 +95,7 @@ class PolicyContract:
     @given(snapshots())
     def test_nobody_waits_beside_gpus_that_it_could_use(self, snapshot: Snapshot) -> None:
         if not self.work_conserving:
-            pytest.skip("this policy does not promise it")
+            return  # it does not promise that
         plan, adapts = self._plan(snapshot), self.make().adapts_gpus
         free = _free_by_type(plan, snapshot.cluster)
         for job in snapshot.jobs.values():
