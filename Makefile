@@ -78,6 +78,8 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "Installing Pollux and its pinned dependencies (about a minute the first time) …"; \
 	$(PY) -m pip install -qq -c constraints.txt -e '.[dev]' || { \
 		echo "error: pip could not install the packages, see above. Is the package index reachable?" >&2; exit 1; }
+	@# Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew.
+	@$(PY) -m compileall -q src/pollux
 	@printf '%s' "$(CURDIR)" > $@
 	@echo "Ready: $$($(VENV)/bin/pollux --version) in $(VENV)"
 

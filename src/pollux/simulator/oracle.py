@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from pollux.core import Cluster, FrozenMap, JobSpec, Oracle, Shape
 from pollux.errors import InvalidModel
@@ -16,28 +17,65 @@ from pollux.simulator.truth import Placement, Truth
 
 
 class _Future:
-    """What lies ahead of all jobs of one kind, on one cluster."""
+    """What lies ahead of all jobs of one kind, on one cluster. Found out when asked for: some of it takes its time."""
 
     def __init__(self, truth: Truth, spec: JobSpec, cluster: Cluster, gpu_type: str, options: Options) -> None:
-        real = SingleGpu.ABOVE_INITIAL if options.agent.single_gpu_accumulation else SingleGpu.FREE
-        believed = SingleGpu.ALWAYS if options.world.oracle_doubles_one_gpu else real
-        batch_size = spec.requested_batch_size or truth.limits.initial_batch_size
-        placements = _packed_placements(cluster, gpu_type)
-        self.iteration_times = _iteration_times(
-            truth, batch_size, gpu_type, zip(packed_shapes(cluster, gpu_type), placements, strict=False), believed
-        )
-        num_gpus = spec.requested_gpus or 1
-        placement = placements[min(num_gpus, len(placements)) - 1] if placements else None
-        self.rates = _rates(truth, batch_size, gpu_type, placement, real) if placement is not None else []
-        """Iterations at M0 a second in each epoch, at the size that the owner requested; none without a node."""
-        self.seconds_from = _seconds_from(truth, self.rates) if self.rates else []
-        """From the start of each epoch to the end of training."""
+        self._truth, self._spec, self._cluster, self._gpu_type = truth, spec, cluster, gpu_type
+        self._single_gpu = SingleGpu.ABOVE_INITIAL if options.agent.single_gpu_accumulation else SingleGpu.FREE
+        self._believed_single_gpu = SingleGpu.ALWAYS if options.world.oracle_doubles_one_gpu else self._single_gpu
+        self._batch_size = spec.requested_batch_size or truth.limits.initial_batch_size
+        self._placements = _packed_placements(cluster, gpu_type)
         self.until_epoch_ends: dict[int, Oracle] = {}
         """Answers in which nothing changes before the epoch does."""
-        last = truth.epochs - 1
-        ends = [truth.iterations(epoch, batch_size) for epoch in range(truth.epochs)]
-        self.iterations_left = [ends[last] - ends[epoch] if epoch < last else 1.0 for epoch in range(truth.epochs)]
+
+    @cached_property
+    def iteration_times(self) -> FrozenMap[Shape, float]:
+        """By packed shape, for as many GPUs as the job can use and the truth is known for."""
+        most = self._batch_size // self._truth.limits.min_per_gpu_batch_size
+        limit = self._spec.gpu_bounds[1]
+        usable = self._placements[: most if limit is None else min(most, limit)]
+        times: dict[Shape, float] = {}
+        for shape, placement in zip(packed_shapes(self._cluster, self._gpu_type), usable, strict=False):
+            try:
+                times[shape] = self._iteration_time(placement, self._believed_single_gpu)
+            except InvalidModel:
+                break
+        return FrozenMap(times)
+
+    @cached_property
+    def rates(self) -> list[float]:
+        """Iterations at M0 a second in each epoch, at the size that the owner requested; none without a node."""
+        if not self._placements:
+            return []
+        truth = self._truth
+        placement = self._placements[min(self._spec.requested_gpus or 1, len(self._placements)) - 1]
+        m, s = split(self._batch_size, sum(placement), truth.limits, self._single_gpu)
+        seconds = self._iteration_time(placement, self._single_gpu)
+        in_use = sum(placement) * m * (s + 1)
+        scale = in_use / truth.limits.initial_batch_size
+        gradients = (truth.gradient(epoch, in_use) for epoch in range(truth.epochs))
+        return [float(gain(noise.sqr, noise.var, scale)) / seconds for noise in gradients]
+
+    @cached_property
+    def seconds_from(self) -> list[float]:
+        """From the start of each epoch to the end of training."""
+        truth, to_end = self._truth, [0.0]
+        for epoch in reversed(range(truth.epochs)):
+            length = truth.epoch_end(epoch) - (truth.epoch_end(epoch - 1) if epoch else 0.0)
+            to_end.append(to_end[-1] + length / self.rates[epoch])
+        return to_end[::-1]
+
+    @cached_property
+    def iterations_left(self) -> list[float]:
         """Counted from the end of each epoch, as the artifact does; 1 in the last one."""
+        epochs = range(self._truth.epochs)
+        ends = [self._truth.iterations(epoch, self._batch_size) for epoch in epochs]
+        return [ends[-1] - end for end in ends[:-1]] + [1.0]
+
+    def _iteration_time(self, placement: Placement, single_gpu: SingleGpu) -> float:
+        m, s = split(self._batch_size, sum(placement), self._truth.limits, single_gpu)
+        passes = self._truth.passes(self._gpu_type, placement, m)
+        return passes.iteration_time_s + s * passes.grad_time_s
 
 
 class OracleSource:
@@ -51,7 +89,7 @@ class OracleSource:
         self._options = options
         self._cluster = Cluster()
         self._gpu_type: str | None = None
-        self._futures: dict[tuple[str, int | None, int | None, str | None], _Future] = {}
+        self._futures: dict[tuple[str, int | None, int | None, int | None, str | None], _Future] = {}
 
     def ask(self, training: Training, run: Run | None, cluster: Cluster, now: float) -> Oracle:
         """The truth about one job at this moment."""
@@ -59,7 +97,7 @@ class OracleSource:
             self._cluster, self._futures = cluster, {}
             self._gpu_type = next(iter(cluster.gpu_types), None)
         truth, spec, epoch = training.truth, training.spec, training.epoch
-        key = truth.name, spec.requested_batch_size, spec.requested_gpus, spec.gpu_type
+        key = truth.name, spec.requested_batch_size, spec.requested_gpus, spec.max_gpus, spec.gpu_type
         future = self._futures.get(key)
         if future is None:
             gpu_type = spec.gpu_type or self._gpu_type or truth.gpu_types[0]
@@ -75,46 +113,6 @@ class OracleSource:
         progress = training.progress if run is None else run.progress_at(now)
         left = max(truth.epoch_end(epoch) - progress, 0.0)
         return replace(answer, remaining_s=left / future.rates[epoch] + future.seconds_from[epoch + 1])
-
-
-def _iteration_times(
-    truth: Truth,
-    batch_size: int,
-    gpu_type: str,
-    packed: Iterable[tuple[Shape, Placement]],
-    single_gpu: SingleGpu,
-) -> FrozenMap[Shape, float]:
-    """By packed shape, up to where the truth is known."""
-    times: dict[Shape, float] = {}
-    for shape, placement in packed:
-        try:
-            times[shape] = _iteration_time(truth, batch_size, gpu_type, placement, single_gpu)
-        except InvalidModel:
-            break
-    return FrozenMap(times)
-
-
-def _rates(truth: Truth, batch_size: int, gpu_type: str, placement: Placement, single_gpu: SingleGpu) -> list[float]:
-    m, s = split(batch_size, sum(placement), truth.limits, single_gpu)
-    seconds = _iteration_time(truth, batch_size, gpu_type, placement, single_gpu)
-    in_use = sum(placement) * m * (s + 1)
-    gradients = (truth.gradient(epoch, in_use) for epoch in range(truth.epochs))
-    scale = in_use / truth.limits.initial_batch_size
-    return [float(gain(noise.sqr, noise.var, scale)) / seconds for noise in gradients]
-
-
-def _seconds_from(truth: Truth, rates: Sequence[float]) -> list[float]:
-    to_end = [0.0]
-    for epoch in reversed(range(truth.epochs)):
-        length = truth.epoch_end(epoch) - (truth.epoch_end(epoch - 1) if epoch else 0.0)
-        to_end.append(to_end[-1] + length / rates[epoch])
-    return to_end[::-1]
-
-
-def _iteration_time(truth: Truth, batch_size: int, gpu_type: str, placement: Placement, single_gpu: SingleGpu) -> float:
-    m, s = split(batch_size, sum(placement), truth.limits, single_gpu)
-    passes = truth.passes(gpu_type, placement, m)
-    return passes.iteration_time_s + s * passes.grad_time_s
 
 
 def _packed_placements(cluster: Cluster, gpu_type: str) -> list[Placement]:
