@@ -24,6 +24,12 @@ def test_the_readme_example_runs(capsys):
     assert "per_gpu_batch_size" in capsys.readouterr().out
 
 
+def test_the_simulation_in_the_documentation_runs(capsys):
+    (block,) = python_blocks("docs/simulator.md")
+    exec(compile(block, "docs/simulator.md", "exec"), {})
+    assert len(capsys.readouterr().out.split()) == 2
+
+
 def test_the_throughput_model_in_the_documentation_can_be_fitted():
     (block,) = python_blocks("docs/goodput.md")
     names: dict[str, object] = {}

@@ -31,6 +31,7 @@ DEVIATIONS = {
     "one GPU does not accumulate": {"agent.single_gpu_accumulation": False},
     "the oracle prices one GPU as it is": {"world.oracle_doubles_one_gpu": False},
     "ncf is not pinned to one GPU": {"agent.pinned": []},
+    "reports, and with them whole seconds, every 30 s": {"agent.report_interval_s": 30.0},
 }
 
 

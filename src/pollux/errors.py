@@ -10,6 +10,7 @@
     ├── MissingDependency      an optional package that this command needs
     ├── IllegalTransition      a bug: the job life cycle has no such step
     ├── InfeasiblePlan         a bug: a policy gave out what the cluster does not have
+    ├── PolicyFailed           a bug: a policy raised what it must not, or returned no plan
     ├── StaleGeneration        a message of an earlier generation, to be dropped
     └── BackendError           an engine or a machine failed
         ├── Temporary          worth another try after `retry_after_s`
@@ -105,6 +106,20 @@ class IllegalTransition(PolluxError):
 
 class InfeasiblePlan(PolluxError):
     """A plan that the cluster cannot hold: always a bug in a policy."""
+
+
+class PolicyFailed(PolluxError):
+    """A policy raised what is no `PolluxError`, or broke its interface: a bug in the policy, not in Pollux."""
+
+    def __init__(self, policy: str, doing: str, error: str) -> None:
+        super().__init__(policy, doing, error)
+        self.policy = policy
+        self.doing = doing
+        self.error = error
+
+    def __str__(self) -> str:
+        advice = "See the traceback with pollux --debug …, and hold the policy to pollux.testing.PolicyContract"
+        return f"policy {self.policy} failed while {self.doing}: {self.error.rstrip('.')}. {advice}."
 
 
 class StaleGeneration(PolluxError):

@@ -249,3 +249,108 @@ class TestCompare:
         assert result.exit_code == 0
         assert json.loads(path.read_text())["runs"][0]["policy"] == "fifo"
         assert str(path) in result.stderr
+
+
+FAULTY = """
+from pollux.core import Allocation, Plan
+from pollux.policies import Policy
+
+class Raises(Policy):
+    def plan(self, snapshot, seed):
+        return 1 / 0
+
+class ReturnsNothing(Policy):
+    def plan(self, snapshot, seed):
+        pass
+
+class GivesTooMuch(Policy):
+    def plan(self, snapshot, seed):
+        return Plan.of({job: Allocation.of({"node-0": 99}) for job in snapshot.jobs})
+
+class IsAbstract(Policy):
+    pass
+"""
+
+
+class TestPoliciesOfOthers:
+    @pytest.fixture(autouse=True)
+    def module(self, tmp_path, monkeypatch):
+        (tmp_path / "faulty_policies.py").write_text(FAULTY)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("Raises", "policy Raises failed while planning round 1: ZeroDivisionError"),
+            ("ReturnsNothing", "plan() returned NoneType"),
+            ("GivesTooMuch", "has 4 GPUs, "),
+            ("IsAbstract", "IsAbstract failed"),
+        ],
+    )
+    def test_that_fail_are_named_as_the_culprit(self, workload, name, message):
+        result = invoke("simulate", workload, "--policy", f"faulty_policies:{name}", "--nodes", 2)
+        assert result.exit_code == 1, result.output
+        assert message in result.stderr
+        assert "this is a bug" not in result.stderr
+
+    def test_leave_the_events_up_to_there(self, workload, tmp_path):
+        events = tmp_path / "events.jsonl"
+        result = invoke("simulate", workload, "--policy", "faulty_policies:Raises", "--nodes", 2, "--events", events)
+        assert result.exit_code == 1
+        assert not events.exists()
+        partial = tmp_path / "events.jsonl.partial"
+        assert str(partial) in result.stderr
+        assert loads(partial.read_text().splitlines()[-1], Record).time_s == 60.0
+
+
+class TestInputs:
+    def test_the_result_tells_what_it_came_from(self, workload):
+        found = figures("simulate", workload, "--nodes", 2, "--seed", 3, "--compat", "artifact", "--interference", 0.25)
+        inputs = found["inputs"]
+        assert (inputs["seed"], inputs["traces"], inputs["interval_s"]) == (3, None, 60.0)
+        assert inputs["world"]["interference"] == 0.25
+        assert inputs["world"]["whole_seconds"] is True
+        assert [node["num_gpus"] for node in inputs["nodes"]] == [4, 4]
+
+    def test_a_built_in_workload_is_checked_like_a_file(self):
+        result = invoke("simulate", "demo", "--nodes", 1, "--gpus-per-node", 1)
+        assert result.exit_code == 2
+        assert "more GPUs than" in result.stderr
+
+    def test_a_file_that_cannot_be_written_is_refused_before_the_run(self, workload, tmp_path):
+        (tmp_path / "file").write_text("")
+        for option in ("--json", "--events"):
+            for target in (tmp_path, tmp_path / "file" / "below"):
+                result = invoke("simulate", workload, option, target)
+                assert result.exit_code == 2
+                assert f"{option} = " in result.stderr
+
+    def test_checking_that_a_file_can_be_written_leaves_it_as_it_is(self, workload, tmp_path):
+        old = tmp_path / "old.json"
+        old.write_text("precious")
+        assert invoke("simulate", workload, "--nodes", 2, "--json", old, "--policy", "nope").exit_code == 2
+        assert old.read_text() == "precious"
+
+
+class TestComparing:
+    def test_everything_is_checked_before_the_first_run(self, workload, tmp_path):
+        bad = tmp_path / "bad.csv"
+        bad.write_text(f"{HEADER}a,0,nope,1,256\n")
+        result = invoke("compare", workload, bad, "--policies", "fifo", "--nodes", 2, "--jobs", 1)
+        assert result.exit_code == 2
+        assert "nope" in result.stderr
+
+    def test_files_of_the_same_name_are_told_apart(self, workload, tmp_path):
+        (tmp_path / "other").mkdir()
+        other = tmp_path / "other" / "small.csv"
+        other.write_text(f"{HEADER}a,0,ncf,1,256\n")
+        found = figures("compare", workload, other, "--policies", "fifo", "--nodes", 2, "--jobs", 1)
+        assert [run["workload"] for run in found["runs"]] == [f"{tmp_path.name}/small", "other/small"]
+
+    def test_each_policy_takes_the_options_that_it_has(self, workload):
+        arguments = ("compare", workload, "--policies", "fifo,tiresias", "--nodes", 2, "--jobs", 1)
+        found = figures(*arguments, "--set", "policy.service_threshold_gpu_s=1000")
+        assert [run["inputs"]["policy_options"] for run in found["runs"]] == [{}, {"service_threshold_gpu_s": 1000}]
+        result = invoke(*arguments, "--set", "policy.nope=1")
+        assert result.exit_code == 2
+        assert "policy.service_threshold_gpu_s" in result.stderr

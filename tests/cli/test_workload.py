@@ -72,8 +72,8 @@ class TestGenerate:
             (("--mix", "ncf=0"), "Make one of them positive"),
             (("--arrivals", "bursts"), "poisson or uniform or daily"),
             (("--configuration", "x"), "tuned or realistic"),
-            (("--jobs", "0"), "num_jobs"),
-            (("--hours", "0"), "duration_s"),
+            (("--jobs", "0"), "--jobs"),
+            (("--hours", "0"), "--hours"),
         ],
     )
     def test_wrong_options_are_refused(self, arguments, message):

@@ -123,9 +123,9 @@ def test_gpu_seconds_stand_still_while_nothing_is_held():
     assert job_in(Phase.PENDING, 1, 1, attained_gpu_s=100.0).attained_gpu_s_at(1e6) == 100.0
 
 
-def test_gpus_of_a_resize_under_way_are_not_counted_yet():
+def test_old_and_new_gpus_of_a_resize_under_way_are_counted():
     job = job_in(Phase.RESIZING, 1, 2, next_allocation=Allocation.of({"a": 2, "b": 8}))
-    assert job.attained_gpu_s_at(15.0) == 10.0 * 2
+    assert job.attained_gpu_s_at(15.0) == 10.0 * (2 + 8)
 
 
 def test_only_generations_that_live_are_heeded():

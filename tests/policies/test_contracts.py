@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pollux.policies import Policy, make
-from pollux.testing.policies import PolicyContract
+import pytest
+
+from pollux.policies import Policy, make, registry
+from pollux.testing import PolicyContract, policies, stores
 
 
 class TestFifo(PolicyContract):
@@ -41,3 +43,15 @@ class TestTiresias(PolicyContract):
 class TestOptimus(PolicyContract):
     def make(self) -> Policy:
         return make("optimus")
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_every_built_in_name_is_held_to_the_contract(name: str) -> None:
+    tests = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, PolicyContract)]
+    held = [test().make() for test in tests if test is not PolicyContract]
+    assert make(name) in held, "policies are equal if their classes and options are"
+
+
+def test_pytest_explains_what_fails_in_a_contract() -> None:
+    for module in (policies, stores):
+        assert "@pytest_ar" in vars(module), "it was imported before its assertions could be rewritten"

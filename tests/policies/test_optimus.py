@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pollux.core import BatchLimits, Cluster, FrozenMap, Node, NodeId, Oracle
 from pollux.policies.optimus import Optimus, grow
-from pollux.policies.packing import packed_shape
+from pollux.policies.packing import packed_shapes
 from pollux.testing.snapshots import job, snapshot
 
 TWO = Cluster.uniform(2, 4)
@@ -25,7 +25,8 @@ def counts(moment):
 
 def truth(*iteration_time_s: float, remaining: float | None = 100.0, cluster: Cluster = TWO) -> Oracle:
     """Of 1, 2 … GPUs; None where nobody knows."""
-    times = {packed_shape(cluster, n): t for n, t in enumerate(iteration_time_s, 1) if t is not None}
+    shapes = packed_shapes(cluster, *cluster.gpu_types)
+    times = {shape: t for shape, t in zip(shapes, iteration_time_s, strict=False) if t is not None}
     return Oracle(remaining, None, FrozenMap(times))
 
 

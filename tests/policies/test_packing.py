@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.core import Allocation, Cluster, FrozenMap, Node, NodeId, Shape
-from pollux.errors import InfeasiblePlan, InvalidSpec
-from pollux.policies.packing import Free, packed_shape, pinned, requested_size
+from pollux.errors import InfeasiblePlan
+from pollux.policies.packing import Free, packed_shapes, pinned, requested_size
 from pollux.testing.snapshots import job, snapshot
 
 
@@ -89,26 +89,21 @@ class TestFree:
         assert second.total == 8
 
 
-class TestPackedShape:
-    def test_fills_the_largest_nodes_first(self):
-        uneven = cluster(2, 8, 4)
-        assert [packed_shape(uneven, n) for n in (1, 8, 9, 12, 13, 14)] == [
-            Shape(1, 1), Shape(8, 1), Shape(9, 2), Shape(12, 2), Shape(13, 3), Shape(14, 3)
-        ]  # fmt: skip
+class TestPackedShapes:
+    def test_fill_the_largest_nodes_first(self):
+        assert packed_shapes(cluster(1, 4, 2), "gpu") == (
+            *(Shape(n, 1) for n in (1, 2, 3, 4)), Shape(5, 2), Shape(6, 2), Shape(7, 3)
+        )  # fmt: skip
 
-    def test_counts_racks_as_an_allocation_would(self):
+    def test_count_racks_as_an_allocation_would(self):
         racks = Cluster.of(*(Node(NodeId(f"n{i}"), 4, labels=FrozenMap({"rack": f"r{i // 2}"})) for i in range(4)))
-        assert packed_shape(racks, 8) == Shape(8, 2, 1)
-        assert packed_shape(racks, 9) == allocation(n0=4, n1=4, n2=1).shape(racks) == Shape(9, 3, 2)
+        shapes = packed_shapes(racks, "gpu")
+        assert shapes[8 - 1] == Shape(8, 2, 1)
+        assert shapes[9 - 1] == allocation(n0=4, n1=4, n2=1).shape(racks) == Shape(9, 3, 2)
 
-    def test_uses_one_type(self):
-        mixed = TWO_TYPES.with_node(Node(NodeId("t2"), 8, "t4"))
-        assert packed_shape(mixed, 4, "a100") == Shape(4, 1)
-        assert packed_shape(mixed, 8) == Shape(8, 1)
-        with pytest.raises(InvalidSpec, match="1 to 4"):
-            packed_shape(mixed, 5, "a100")
-        with pytest.raises(InvalidSpec, match="1 to 12"):
-            packed_shape(mixed, 13)
+    def test_are_of_one_type_and_leave_drained_nodes_out(self):
+        assert packed_shapes(TWO_TYPES, "t4") == tuple(Shape(n, 1) for n in (1, 2, 3, 4))
+        assert packed_shapes(TWO_TYPES, "h100") == ()
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,9 @@ class TestResizing:
         script = Script().at(10.0).run(x=gpus(a=2))
         script.at(20.0).plan(x=gpus(a=4))
         script.at(30.0).tell(ReplicasReady("x", 2))
-        assert script.job().attained_gpu_s_at(40.0) == 20.0 * 2 + 10.0 * 4
+        assert script.job().attained_gpu_s_at(40.0) == 10.0 * 2 + 20.0 * 4  # the new ones from the request on
         script.at(50.0).tell(JobFinished("x", 2))
-        assert script.job().attained_gpu_s == 20.0 * 2 + 20.0 * 4
+        assert script.job().attained_gpu_s == 10.0 * 2 + 30.0 * 4
 
 
 class TestMakingRoom:

@@ -49,7 +49,6 @@ NODES = ("a", "b", "c")
 EXAMPLES = int(os.environ.get("POLLUX_EXAMPLES", "60"))
 
 picks = st.integers(0, 11)
-node_sizes = st.lists(st.integers(2, 4), min_size=2, max_size=3)
 seeds = st.integers(0, 2**32)
 
 

@@ -3,7 +3,8 @@ from tests.core.strategies import amounts, events
 
 from pollux.core import codec
 from pollux.scheduler import MemoryLog, Record
-from pollux.testing.stores import RECORDS, StoreContract
+from pollux.testing import StoreContract
+from pollux.testing.stores import RECORDS
 
 
 class TestMemoryLog(StoreContract):

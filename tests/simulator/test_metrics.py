@@ -27,7 +27,7 @@ def timeline(*samples: tuple[float, int, int, int, float | None]) -> Timeline:
 
 
 def outcome(*jobs: JobOutcome, samples: Timeline | None = None) -> Outcome:
-    return Outcome("w", "p", jobs, samples or timeline((60.0, 4, 1, 1, 1.0)), [0.001, 0.003], 1.5)
+    return Outcome("w", "p", {}, jobs, samples or timeline((60.0, 4, 1, 1, 1.0)), [0.001, 0.003], 1.5)
 
 
 A = JobOutcome("a", "ncf", 0.0, 60.0, 100.0, 0, 80.0)
@@ -124,7 +124,7 @@ class TestInTheWorld:
         )
         world.run()
         jobs = tuple(JobOutcome.of(job) for job in world.scheduler.state.ended.values())
-        found = Outcome("w", "fifo", jobs, world.timeline, world.policy_cpu_s, 0.0).figures()
+        found = Outcome("w", "fifo", {}, jobs, world.timeline, world.policy_cpu_s, 0.0).figures()
         assert (found["avg_jct_s"], found["makespan_s"]) == ((110 + 170) / 2, 170.0)
         assert found["utilisation"] == pytest.approx(100 / 170)
         assert found["avg_contention"] == 1.5

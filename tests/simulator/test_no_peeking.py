@@ -1,7 +1,7 @@
 """No policy acts on what nobody has observed: the truth about what never happened may be anything.
 
 Runs are repeated in worlds whose truth differs only where the first run never was; their logs must be the same. Where
-it differs in one place, they must be the same until a job has been there.
+it differs in one place, or from one epoch on, they must be the same until a job has been there.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from itertools import takewhile
+from math import nextafter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulator.scenes import EQUAL_SHARE, run_jobs
 
-from pollux.core import Cluster, Snapshot
+from pollux.core import Cluster, GradientStats, Snapshot
 from pollux.policies import Policy, registry
 from pollux.scheduler import Record
 from pollux.simulator.truth import PassTime, Placement, Truth, truths_built_in
@@ -35,6 +36,7 @@ JOBS = (
 )
 TRUTHS = truths_built_in(["cifar10", "ncf"])
 Place = tuple[str, Placement, int]
+Epoch = tuple[str, int]
 
 
 class Changed:
@@ -61,13 +63,13 @@ def run(
     """The log of a run, and when each place was first visited."""
     visited: dict[Place, float] = {}
     truths = {name: Changed(truth, factor_at, elsewhere, visited) for name, truth in TRUTHS.items()}
-
-    def introduce(world: World) -> None:
-        for truth in truths.values():
-            truth.world = world
-
-    world = run_jobs(policy, JOBS, truths, CLUSTER, prepare=introduce)
+    world = run_jobs(policy, JOBS, truths, CLUSTER, prepare=lambda world: introduce(truths, world))
     return list(world.scheduler.log.records()), visited
+
+
+def introduce(truths: Mapping[str, Changed | ChangedLater], world: World) -> None:
+    for truth in truths.values():
+        truth.world = world
 
 
 @cache
@@ -99,6 +101,74 @@ def test_what_differs_in_one_place_makes_no_difference_before_somebody_was_there
 def test_what_was_visited_does_make_a_difference(policy):
     log, visited = base(policy)
     assert run(policy, dict.fromkeys(visited, 1.01))[0] != log
+
+
+class ChangedLater:
+    """A truth whose gradients and epoch ends differ from an epoch on; noted is when any job first is in each epoch.
+
+    The length of the whole run stays: it is declared to whoever reads reports, not found out.
+    """
+
+    def __init__(self, truth: Truth, from_epoch: int, noise: float, bend: float, begun: dict[Epoch, float]) -> None:
+        self.name, self.limits, self.epochs, self.gpu_types = truth.name, truth.limits, truth.epochs, truth.gpu_types
+        self.passes, self.iterations = truth.passes, truth.iterations
+        self.world: World | None = None
+        self._truth, self._from, self._noise, self._bend, self._begun = truth, from_epoch, noise, bend, begun
+
+    def gradient(self, epoch: int, batch_size: int) -> GradientStats:
+        found = self._truth.gradient(epoch, batch_size)
+        return found if epoch < self._from else GradientStats(found.sqr, found.var * self._noise)
+
+    def epoch_end(self, epoch: int) -> float:
+        self._note()
+        if epoch < self._from or epoch == self.epochs - 1:
+            return self._truth.epoch_end(epoch)
+        start = self._truth.epoch_end(self._from - 1) if self._from else 0.0
+        length = self._truth.epoch_end(self.epochs - 1) - start
+        return start + length * ((self._truth.epoch_end(epoch) - start) / length) ** self._bend
+
+    def _note(self) -> None:
+        """Every job that enters an epoch asks for its end at once. Where it is, it says itself, not its question."""
+        assert self.world is not None
+        for training in self.world._trainings.values():
+            if training.truth.name == self.name and not training.is_done:
+                self._begun.setdefault((self.name, training.epoch), self.world.now)
+
+
+def run_later(policy: str, epoch: Epoch, noise: float, bend: float) -> tuple[list[Record], dict[Epoch, float]]:
+    """The log of a run whose truth differs from that epoch on, and when each epoch began for the first job in it."""
+    begun: dict[Epoch, float] = {}
+    name, number = epoch
+    truths = {
+        key: ChangedLater(truth, number if key == name else truth.epochs, noise, bend, begun)
+        for key, truth in TRUTHS.items()
+    }
+    world = run_jobs(policy, JOBS, truths, CLUSTER, prepare=lambda world: introduce(truths, world))
+    return list(world.scheduler.log.records()), begun
+
+
+@cache
+def base_later(policy: str) -> tuple[list[Record], dict[Epoch, float]]:
+    return run_later(policy, ("none of them", 0), noise=1.0, bend=1.0)
+
+
+@pytest.mark.parametrize("policy", [*BLIND, EQUAL_SHARE])
+@settings(max_examples=15)
+@given(which=st.integers(0), noise=st.sampled_from([0.0, 0.1, 1.0, 10.0]), bend=st.sampled_from([0.5, 1.0, 3.0]))
+def test_what_differs_in_later_epochs_makes_no_difference_before_somebody_is_in_one(policy, which, noise, bend):
+    log, begun = base_later(policy)
+    epoch = sorted(begun)[which % len(begun)]
+    other, also_begun = run_later(policy, epoch, noise, bend)
+    assert also_begun[epoch] == begun[epoch]
+    just_before = nextafter(begun[epoch], 0.0)  # a report of the very moment may tell of the new epoch
+    assert until(other, just_before) == until(log, just_before)
+
+
+@pytest.mark.parametrize("policy", [*BLIND, EQUAL_SHARE])
+def test_what_differs_in_epochs_that_were_reached_does_make_a_difference(policy):
+    log, begun = base_later(policy)
+    assert {number for name, number in begun if name == "ncf"} == set(range(TRUTHS["ncf"].epochs))
+    assert run_later(policy, ("ncf", 5), noise=0.1, bend=1.0)[0] != log
 
 
 def until(log: list[Record], time_s: float) -> list[Record]:

@@ -86,7 +86,14 @@ class TestRefusals:
             ({"policy": "tiresius"}, UnknownName, "Did you mean 'tiresias'"),
             ({"cluster": ClusterFile(Cluster.uniform(1, 1, GPU_TYPE))}, InvalidDocument, "more GPUs than the 1"),
             ({"options": applied(Options(), {"policy.x": 1})}, UnknownName, "option of policy fifo = 'x'"),
-            ({"cluster": ClusterFile(Cluster.uniform(1, 4, "k80"))}, UnknownName, "k80.*t4"),
+            ({"cluster": ClusterFile(Cluster.uniform(1, 4, "k80"))}, InvalidSpec, "node node-0: gpu_type = 'k80'.*t4"),
+            ({"options": applied(Options(), {"agent.pinned": "xyz"})}, UnknownName, "agent.pinned = 'xyz'"),
+            (
+                {"options": applied(Options(), {"world.max_time_s": 1})},
+                InvalidSpec,
+                "world.max_time_s.*is submitted later",
+            ),
+            ({"workload": "demo", "cluster": ClusterFile(Cluster.uniform(1, 1, GPU_TYPE))}, InvalidDocument, "the 1"),
         ],
     )
     def test_are_clear(self, workload, changes, error, message):

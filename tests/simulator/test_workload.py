@@ -17,6 +17,7 @@ from pollux.errors import InvalidDocument, InvalidSpec
 from pollux.simulator.cluster_file import read_cluster
 from pollux.simulator.documents import MAX_LISTED
 from pollux.simulator.generator import BUILT_IN
+from pollux.simulator.scenario import Scenario, simulate
 from pollux.simulator.workload import Workload, WorkloadJob, read_workload, to_csv, write_workload
 
 LIMITS = {"cifar10": BatchLimits(128, 4096, 32, 1024), "bert": BatchLimits(12, 384, 4, 12)}
@@ -310,11 +311,14 @@ class TestDocument:
     def test_its_examples_of_files_are_accepted(self, read, tmp_path):
         (workload,) = self.blocks("csv")
         assert len(read(workload).jobs) == 3
+        (tmp_path / "jobs.csv").write_text(workload)
         for suffix in ("toml", "json"):
             (example,) = self.blocks(suffix)
             path = tmp_path / f"cluster.{suffix}"
             path.write_text(example)
-            assert read_cluster(path, "t4").cluster.num_gpus == 20
+            cluster = read_cluster(path, "t4")
+            assert cluster.cluster.num_gpus == 20
+            assert len(simulate(Scenario(str(tmp_path / "jobs.csv"), "fifo", cluster)).jobs) == 3
 
     def test_its_example_of_an_error_is_what_is_said(self, refused):
         (broken,) = self.blocks("csv-broken")

@@ -132,7 +132,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     ]
     grid = Table(title=Text(title) if title else None, title_justify="left")
     for name, is_numeric in zip(columns, numeric, strict=True):
-        grid.add_column(Text(name), justify="right" if is_numeric else "left")
+        grid.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
     for row in cells:
         grid.add_row(*map(_cell, row))
     if console.is_terminal:
@@ -153,6 +153,15 @@ def _cell(value: object) -> RenderableType:
         case ConsoleRenderable() | RichCast():
             return value
     return Text(str(value))
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written before hours of work are done for it."""
+    if path is not None and path != STDOUT and not path.exists():
+        write_text([""], path, option)
+        path.unlink()
+    elif path is not None and path != STDOUT and (path.is_dir() or not os.access(path, os.W_OK)):
+        raise InvalidInput(option, str(path), "cannot be written", "Name a file you may write")
 
 
 class Bar:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +15,18 @@ import typer
 from rich.text import Text
 
 from pollux.cli import output
-from pollux.errors import InvalidInput, InvalidSpec
+from pollux.errors import InvalidInput, InvalidSpec, UnknownName
 
 if TYPE_CHECKING:
+    from pollux.scheduler import EventLog
     from pollux.simulator.cluster_file import ClusterFile
     from pollux.simulator.metrics import Outcome
     from pollux.simulator.options import Options
 
-NodesOption = Annotated[int | None, typer.Option(min=1, show_default="16, or as the built-in workload says")]
-GpusOption = Annotated[int | None, typer.Option(min=1, show_default="4")]
+NodesOption = Annotated[
+    int | None, typer.Option(min=1, help="Equal nodes.", show_default="16, or as the built-in workload says")
+]
+GpusOption = Annotated[int | None, typer.Option(min=1, help="GPUs of each node.", show_default="4")]
 ClusterOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Uneven nodes, failures and joins, from a TOML or JSON file.")
 ]
@@ -68,9 +74,7 @@ def simulate(
 ) -> None:
     """Run a workload under one policy in a virtual cluster, with the scheduler that is also deployed."""
     _use_one_thread()
-    from pollux.core import dumps
-    from pollux.scheduler import MemoryLog
-    from pollux.simulator.scenario import NoLog, Scenario
+    from pollux.simulator.scenario import Scenario
     from pollux.simulator.scenario import simulate as run
 
     if json_file == events == output.STDOUT:
@@ -78,12 +82,11 @@ def simulate(
     flags = _flags(interval, realloc_delay, interference, seed)
     options = _options(flags, compat, settings)
     scenario = Scenario(workload, policy, _cluster(workload, nodes, gpus_per_node, cluster), traces, options)
-    log = NoLog() if events is None else MemoryLog()
-    with output.progress(f"{workload} under {policy}") as advance:
+    output.check_writable(json_file, "--json")
+    output.check_writable(events, "--events")
+    with _event_log(events) as log, output.progress(f"{workload} under {policy}") as advance:
         # From the start of this process: what the command cost, imports included.
         outcome = run(scenario, log, on_start=advance.expect, on_end=lambda: advance(1), cpu_began_s=0.0)
-    if events is not None:
-        output.write_text((f"{dumps(record)}\n" for record in log.records()), events, "--events")
     if json_file is not None:
         output.write_json(outcome.document(), json_file)
     if output.STDOUT not in (json_file, events):
@@ -118,16 +121,19 @@ def compare(
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise InvalidInput("--policies", policies, "names no policy", f"Known: {', '.join(registry.names())}")
+    output.check_writable(json_file, "--json")
     options = _options(_flags(interval, realloc_delay, interference, seed), compat, settings)
-    for name in names:  # before anything runs
-        registry.make(name, options.policy)
+    by_policy = _options_by_policy(options, names)
+    distinct = list(dict.fromkeys(workloads))
     scenarios = [
-        Scenario(workload, name, _cluster(workload, nodes, gpus_per_node, cluster), traces, options)
-        for workload in dict.fromkeys(workloads)
+        Scenario(workload, name, _cluster(workload, nodes, gpus_per_node, cluster), traces, by_policy[name])
+        for workload in distinct
         for name in names
     ]
     with output.progress("simulating", len(scenarios)) as advance:
-        outcomes = run_all(scenarios, jobs or os.cpu_count() or 1, advance)
+        found = run_all(scenarios, jobs or os.cpu_count() or 1, advance)
+    labels = dict(zip(distinct, _labels(distinct), strict=True))
+    outcomes = [replace(run, workload=labels[its.workload]) for run, its in zip(found, scenarios, strict=True)]
     if json_file is not None:
         output.write_json(_comparison(outcomes, names), json_file)
     if json_file != output.STDOUT:
@@ -162,6 +168,55 @@ def _options(flags: Mapping[str, object], compat: str | None, settings: Sequence
 
     chosen = {**(preset(compat) if compat else {}), **flags, **parse(settings or ())}
     return applied(Options(), chosen)
+
+
+def _options_by_policy(options: Options, policies: Sequence[str]) -> dict[str, Options]:
+    """Each policy gets those of the policies' options that it has; one that none of them has is refused."""
+    from pollux.core import FrozenMap
+    from pollux.policies import registry
+
+    known = {name: registry.describe(name)["options"] for name in policies}
+    for option in options.policy:
+        if not any(option in has for has in known.values()):
+            everybody = sorted({f"policy.{name}" for has in known.values() for name in has})
+            raise UnknownName("setting", f"policy.{option}", everybody)
+    return {
+        name: replace(options, policy=FrozenMap({key: value for key, value in options.policy.items() if key in has}))
+        for name, has in known.items()
+    }
+
+
+def _labels(workloads: Sequence[str]) -> list[str]:
+    """Short names that tell them apart: file names without their ending, with as many folders as that takes."""
+    paths = [Path(workload).with_suffix("") for workload in workloads]
+    for length in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    return list(workloads)
+
+
+@contextlib.contextmanager
+def _event_log(path: Path | None) -> Iterator[EventLog | None]:
+    """The file that `--events` names, whole or not at all; what a run wrote before it failed stays beside it."""
+    from pollux.simulator.event_file import EventFile
+
+    if path is None:
+        yield None
+    elif path == output.STDOUT:
+        yield EventFile(sys.stdout)
+    elif path.exists() and not path.is_file():  # a pipe, a device
+        with path.open("w", encoding="utf-8") as stream:
+            yield EventFile(stream)
+    else:
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with partial.open("w", encoding="utf-8") as stream:
+                yield EventFile(stream)
+        except BaseException:
+            output.note(f"The events up to here are in {partial}")
+            raise
+        partial.replace(path)
 
 
 def _cluster(workload: str, nodes: int | None, gpus_per_node: int | None, file: Path | None) -> ClusterFile:

@@ -37,10 +37,13 @@ def generate(
     from pollux.simulator.workload import to_csv
 
     shares: dict[str, float] = {}
-    for name, share in parse(mix or ()).items():
+    for name, share in parse(mix or (), "--mix", "cifar10=0.5").items():
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise InvalidSpec("--mix", f"{name}={share}", "is not a share", "Write for example cifar10=0.5")
         shares[name] = float(share)
+    for flag, value in (("--jobs", jobs), ("--hours", hours), ("--max-gpus", max_gpus)):
+        if value is not None and not value > 0:
+            raise InvalidSpec(flag, value, "must be above 0", "Give a positive number")
     options = GeneratorOptions(
         num_jobs=jobs,
         duration_s=hours * 3600,
@@ -52,7 +55,8 @@ def generate(
     )
     output.write_text([to_csv(make(options))], file, "FILE")
     if file != output.STDOUT:
-        output.note(f"{jobs} jobs are in {file}; try: pollux simulate {file}")
+        named = file if file.parent.parts else f"./{file}"  # not the built-in workload of that name
+        output.note(f"{jobs} jobs are in {file}; try: pollux simulate {named}")
 
 
 @app.command("list")

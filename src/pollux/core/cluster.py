@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pollux.core import checks
 from pollux.core.frozenmap import FrozenMap
@@ -98,6 +98,10 @@ class Cluster:
     def with_node(self, node: Node) -> Cluster:
         """The same cluster with this node, in place of the one of its name if there is one."""
         return Cluster(self.nodes.with_item(node.id, node))
+
+    def drained(self, node_id: NodeId) -> Cluster:
+        """The same cluster, where that node takes nothing new."""
+        return self.with_node(replace(self[node_id], schedulable=False))
 
     def without(self, node_id: NodeId) -> Cluster:
         """The same cluster less that node, which must be there."""

@@ -132,7 +132,7 @@ class Job:
     attained_gpu_s: float = 0.0
     """GPU-seconds held up to `held_since_s`, or in all if it holds none now; ask `attained_gpu_s_at` for any moment."""
     held_since_s: float | None = None
-    """Since when it holds `allocation`; None while it holds nothing."""
+    """Since when it occupies just what it does now; None while it holds nothing."""
     first_started_at_s: float | None = None
     """When it was first given GPUs."""
     finished_at_s: float | None = None
@@ -193,10 +193,10 @@ class Job:
         return self.allocation if self.next_allocation is None else self.next_allocation
 
     def attained_gpu_s_at(self, now_s: float) -> float:
-        """GPU-seconds that it has held so far, waiting for its replicas to get ready included."""
+        """GPU-seconds that it has held so far; waiting for replicas and both sides of a resize are included."""
         if self.held_since_s is None:
             return self.attained_gpu_s
-        return self.attained_gpu_s + max(now_s - self.held_since_s, 0.0) * self.allocation.num_gpus
+        return self.attained_gpu_s + max(now_s - self.held_since_s, 0.0) * self.occupied.num_gpus
 
     def age_s(self, now_s: float) -> float:
         """Seconds since submission, never negative."""

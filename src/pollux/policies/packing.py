@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, NodeId, Plan, Shape, Snapshot
-from pollux.errors import InfeasiblePlan, InvalidSpec
+from pollux.errors import InfeasiblePlan
 
 
 class _Layout(NamedTuple):
@@ -142,19 +142,6 @@ def packed_shapes(cluster: Cluster, gpu_type: str) -> tuple[Shape, ...]:
         before = len(shapes)
         shapes += [Shape(before + extra, count, len(racks)) for extra in range(1, node.num_gpus + 1)]
     return tuple(shapes)
-
-
-def packed_shape(cluster: Cluster, num_gpus: int, gpu_type: str | None = None) -> Shape:
-    """The shape of so many GPUs of one type on the fewest nodes of the empty cluster.
-
-    Without a type: the one that needs the fewest nodes, then the fewest racks, first by name on ties.
-    """
-    types = cluster.gpu_types if gpu_type is None else (gpu_type,)
-    found = [shapes[num_gpus - 1] for kind in types if len(shapes := packed_shapes(cluster, kind)) >= num_gpus > 0]
-    if not found:
-        most = max((len(packed_shapes(cluster, kind)) for kind in types), default=0)
-        raise InvalidSpec("num_gpus", num_gpus, "the cluster cannot hold that", f"Ask for 1 to {most} GPUs of one type")
-    return min(found)
 
 
 def by_arrival(jobs: Iterable[Job]) -> list[Job]:

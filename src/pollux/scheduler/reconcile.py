@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pollux.scheduler.state import SchedulerState
 
 ACTIVE = (Phase.STARTING, Phase.RUNNING, Phase.RESIZING)
-NOTHING = Allocation()
 
 
 def reconcile(state: SchedulerState) -> list[Action]:
@@ -114,7 +113,6 @@ def _start(state: SchedulerState, job: Job, wanted: Allocation) -> Action:
         issued_generation=generation,
         membership=0,
         allocation=wanted,
-        held_since_s=state.time_s,
         num_reallocations=job.num_reallocations + (job.issued_generation > 0),
         first_started_at_s=state.time_s if job.first_started_at_s is None else job.first_started_at_s,
     )

@@ -6,7 +6,7 @@ Messages may be delayed, reordered and said twice. Who is heeded: docs/job-lifec
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from pollux.core import (
     Action,
@@ -93,8 +93,14 @@ def _switch(state: SchedulerState, job: Job) -> None:
     if job.next_allocation is None:
         state.move(job, Trigger.READY)
         return
-    holds = _holding(state, job, job.next_allocation)
-    job = state.move(job, Trigger.READY, **holds, next_allocation=None, generation=job.issued_generation, membership=0)
+    job = state.move(
+        job,
+        Trigger.READY,
+        allocation=job.next_allocation,
+        next_allocation=None,
+        generation=job.issued_generation,
+        membership=0,
+    )
     release_if_stranded(state, job)
 
 
@@ -120,8 +126,7 @@ def _shrink(state: SchedulerState, job: Job, report: ReplicaLost) -> None:
         return
     left = _common(job.allocation, report.survivors)
     if left and report.membership > job.membership:
-        holds = _holding(state, job, left)
-        job = state.move(job, Trigger.LOSE_REPLICA, **holds, membership=report.membership)
+        job = state.move(job, Trigger.LOSE_REPLICA, allocation=left, membership=report.membership)
         if job.phase is not Phase.STOPPING:
             state.keep(job)  # the next round decides what follows
         release_if_stranded(state, job)
@@ -132,16 +137,7 @@ def _release(state: SchedulerState, job: Job, trigger: Trigger) -> None:
     was_told = job.phase is Phase.STOPPING and trigger is Trigger.STOPPED
     if not was_told:
         state.retarget(job.id, NOTHING)
-    state.move(job, trigger, **_holding(state, job, NOTHING), next_allocation=None)
-
-
-def _holding(state: SchedulerState, job: Job, allocation: Allocation) -> dict[str, Any]:
-    """What changes in a job that from now on holds `allocation`: its GPU-seconds are counted up to now."""
-    return {
-        "allocation": allocation,
-        "attained_gpu_s": job.attained_gpu_s_at(state.time_s),
-        "held_since_s": state.time_s if allocation else None,
-    }
+    state.move(job, trigger, allocation=NOTHING, next_allocation=None)
 
 
 def _common(held: Allocation, survivors: Allocation) -> Allocation:

@@ -26,7 +26,6 @@ from pollux.core import (
     JobResumed,
     JobSubmitted,
     MakePlan,
-    Node,
     NodeDrained,
     NodeId,
     NodeJoined,
@@ -88,7 +87,8 @@ class SchedulerState:
         self.num_in_flight = 0
         """Jobs that the world owes an answer."""
         self.occupancy = Occupancy()
-        self._histories: dict[JobId, deque[str]] = {}
+        self._histories: dict[JobId, deque[tuple[float, str, Phase]]] = {}
+        """The latest steps of each job, for the story that an `IllegalTransition` tells."""
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if isinstance(other, SchedulerState) else NotImplemented
@@ -124,7 +124,7 @@ class SchedulerState:
                 self._set_cluster(self.cluster.with_node(node))
             case NodeDrained(node_id):
                 if node_id in self.cluster:
-                    self._set_cluster(self.cluster.with_node(_drained(self.cluster[node_id])))
+                    self._set_cluster(self.cluster.drained(node_id))
                     self._give_up_node(node_id)
             case NodeLost(node_id):
                 if node_id in self.cluster:
@@ -185,9 +185,13 @@ class SchedulerState:
 
     def move(self, job: Job, trigger: Trigger, **changes: Any) -> Job:
         """The job after one step of its life. As `put`, `retarget` and `keep`: for `reconcile` and `reports` only."""
-        after = next_phase(job.phase, trigger, job.id, self._histories[job.id])
+        steps = (f"{time_s:g} s: {step} → {phase}" for time_s, step, phase in self._histories[job.id])
+        after = next_phase(job.phase, trigger, job.id, steps)
         if after.is_terminal:
             changes["finished_at_s"] = self.time_s
+        if "allocation" in changes or "next_allocation" in changes:  # what it occupies changes: count up to now
+            changes["attained_gpu_s"] = job.attained_gpu_s_at(self.time_s)
+            changes["held_since_s"] = self.time_s if changes.get("allocation", job.allocation) else None
         job = replace(job, phase=after, **changes)
         self.put(job, trigger.value)
         return job
@@ -216,7 +220,7 @@ class SchedulerState:
         self.num_in_flight += _is_in_flight(job.phase) - (before is not None and _is_in_flight(before.phase))
         if step is not None:
             history = self._histories.setdefault(job.id, deque(maxlen=HISTORY))
-            history.append(f"{self.time_s:g} s: {step} → {job.phase}")
+            history.append((self.time_s, step, job.phase))
         if job.phase.is_terminal:
             self.jobs.pop(job.id, None)
             self._histories.pop(job.id)
@@ -241,7 +245,3 @@ def round_seed(seed: int, number: int) -> int:
 
 def _is_in_flight(phase: Phase) -> bool:
     return phase.holds_gpus and phase is not Phase.RUNNING
-
-
-def _drained(node: Node) -> Node:
-    return replace(node, schedulable=False)

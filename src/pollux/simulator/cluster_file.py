@@ -47,8 +47,7 @@ class NodeChange:
             case NodeLost(node_id):
                 return cluster.without(node_id)
             case NodeDrained(node_id):
-                old = cluster[node_id]
-                return cluster.with_node(Node(old.id, old.num_gpus, old.gpu_type, old.labels, schedulable=False))
+                return cluster.drained(node_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pollux.simulator.metrics import Outcome
-from pollux.simulator.scenario import Scenario, simulate
+from pollux.simulator.scenario import Scenario, load_truths, prepare, simulate
+from pollux.simulator.truth import Truth
 
 POLL_S = 0.2
 _reports: Any = None
@@ -19,8 +22,10 @@ _reports: Any = None
 def run_all(scenarios: Sequence[Scenario], processes: int, on_progress: Callable[[float], None]) -> list[Outcome]:
     """The outcomes, in the order of the scenarios. `on_progress` hears how much of one run each step was.
 
-    The first run that fails ends the others, and its error is raised here.
+    All are checked before the first runs. The first run that fails ends the others, and its error is raised here.
     """
+    for scenario in scenarios:
+        prepare(scenario, _truths(scenario.traces))
     if processes == 1 or len(scenarios) == 1:
         return [_run(scenario, on_progress) for scenario in scenarios]
     # Not forked: the caller may have threads, such as one that draws a bar.
@@ -50,6 +55,12 @@ def _follow(futures: list[Future[Outcome]], queue: Any, on_progress: Callable[[f
             future.result()
 
 
+@lru_cache(maxsize=4)
+def _truths(traces: Path | None) -> dict[str, Truth]:
+    """Read once in each process."""
+    return load_truths(traces)
+
+
 def _begin_worker(queue: Any) -> None:
     global _reports
     _reports = queue
@@ -74,6 +85,6 @@ def _run(scenario: Scenario, on_progress: Callable[[float], None]) -> Outcome:
             on_progress(pending)
             pending, told_at = 0.0, time.monotonic()
 
-    outcome = simulate(scenario, on_start=begin, on_end=advance)
+    outcome = simulate(scenario, on_start=begin, on_end=advance, truths=_truths(scenario.traces))
     on_progress(pending)
     return outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,8 @@ class Outcome:
 
     workload: str
     policy: str
+    inputs: Mapping[str, Any]
+    """What it came from: every option, the cluster, the version."""
     jobs: tuple[JobOutcome, ...]
     """In order of submission."""
     timeline: Timeline
@@ -103,6 +105,7 @@ class Outcome:
             "policy": self.policy,
             "num_jobs": len(self.jobs),
             **self.figures(),
+            "inputs": self.inputs,
             "jobs": {job.name: job.figures() for job in self.jobs},
             "timeline": vars(self.timeline),
         }

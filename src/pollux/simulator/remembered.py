@@ -61,10 +61,10 @@ class Remembered:
         text = json.dumps([[key, times] for key, times in self._values.items()])
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self._file.parent, prefix=".step-times-")
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.replace(temporary, self._file)
+            with tempfile.TemporaryDirectory(dir=self._file.parent, prefix=".writing-") as folder:
+                temporary = Path(folder) / self._file.name
+                temporary.write_text(text, encoding="utf-8")
+                os.replace(temporary, self._file)
             self._is_new = False
 
     def _load(self) -> dict[Key, Times]:
@@ -72,9 +72,16 @@ class Remembered:
             return {}
         try:
             rows = json.loads(self._file.read_text(encoding="utf-8"))
-            return {(nodes, gpus, size): times and (times[0], times[1]) for (nodes, gpus, size), times in rows}
+            return {(int(nodes), int(gpus), int(size)): _times(times) for (nodes, gpus, size), times in rows}
         except (OSError, ValueError, TypeError, LookupError):
             return {}
+
+
+def _times(plain: list[float] | None) -> Times:
+    if plain is None:
+        return None
+    step, sync = plain
+    return float(step), float(sync)
 
 
 def _digest(files: Iterable[Path]) -> str:

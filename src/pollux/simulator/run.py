@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pollux.core import Allocation, Cluster, JobId, JobSpec, Progress
+from pollux.goodput import gain
 from pollux.simulator.agent import Agent
 from pollux.simulator.options import AgentOptions, RankOrder
 from pollux.simulator.truth import Truth
@@ -86,13 +87,13 @@ class Run:
         """Progress at which the epoch ends."""
         gradient = truth.gradient(self.training.epoch, batch_size)
         scale = batch_size / truth.limits.initial_batch_size
-        gain = (gradient.var + gradient.sqr) / (gradient.var / scale + gradient.sqr)
+        worth = float(gain(gradient.sqr, gradient.var, scale))
         seconds = self.passes.iteration_time_s + self.s * self.passes.grad_time_s
-        self.rate = gain / seconds * self.slowdown
+        self.rate = worth / seconds * self.slowdown
         """Iterations at M0 a second."""
         self.throughput = batch_size / seconds * self.slowdown
         """Examples a second."""
-        self.efficiency = gain / scale
+        self.efficiency = worth / scale
         self.version += 1
 
     def trains(self, now: float) -> bool:

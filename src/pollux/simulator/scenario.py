@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pollux.core import Cluster, JobId, JobSpec
-from pollux.errors import InvalidSpec
+from pollux import __version__, applications
+from pollux.core import Cluster, Event, JobId, JobSpec, NodeJoined, encode
+from pollux.errors import InvalidSpec, UnknownName
 from pollux.policies import Policy, registry
 from pollux.scheduler import EventLog, Record
 from pollux.simulator.cluster_file import ClusterFile
@@ -16,7 +18,7 @@ from pollux.simulator.generator import BUILT_IN, built_in_workload
 from pollux.simulator.metrics import JobOutcome, Outcome
 from pollux.simulator.options import AgentOptions, Options
 from pollux.simulator.truth import Truth, truths_built_in, truths_of_traces
-from pollux.simulator.workload import Workload, WorkloadJob, read_workload
+from pollux.simulator.workload import Workload, WorkloadJob, checked, read_workload
 from pollux.simulator.world import World
 
 GPU_TYPE = "t4"
@@ -47,6 +49,37 @@ class NoLog:
         return iter(())
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A scenario with everything loaded and checked."""
+
+    scenario: Scenario
+    policy: Policy
+    cluster: ClusterFile
+    truths: Mapping[str, Truth]
+    workload: Workload
+
+
+def prepare(scenario: Scenario, truths: Mapping[str, Truth] | None = None) -> Prepared:
+    """Load and check all that a run needs; whatever is wrong is said here, before anything runs.
+
+    `truths` are those of an earlier run with the same traces: they remember their answers, and reading takes its time.
+    """
+    policy = registry.make(scenario.policy, scenario.options.policy)
+    truths = load_truths(scenario.traces) if truths is None else truths
+    cluster = scenario.cluster or default_cluster(scenario.workload)
+    workload = load_workload(scenario.workload, truths, cluster.largest)
+    _check_gpu_types(cluster, {job.application: truths[job.application] for job in workload.jobs})
+    for name in scenario.options.agent.pinned:
+        if name not in truths and name not in applications.names():
+            raise UnknownName("agent.pinned", name, truths)
+    latest, limit = workload.jobs[-1], scenario.options.world.max_time_s
+    if latest.submitted_at_s > limit:
+        problem = f"job {latest.name!r} is submitted later, at {latest.submitted_at_s:g} s"
+        raise InvalidSpec("world.max_time_s", limit, problem, "Raise it, or mend the times of the workload")
+    return Prepared(scenario, policy, cluster, truths, workload)
+
+
 def simulate(
     scenario: Scenario,
     log: EventLog | None = None,
@@ -57,30 +90,43 @@ def simulate(
 ) -> Outcome:
     """Run it to the end. `on_start` hears how many jobs there are, `on_end` of each that has ended.
 
-    `cpu_began_s` is the process time that `cpu_s` counts from; now, if it is not given. `truths` are those of
-    an earlier run with the same traces: they remember their answers, and reading them again takes its time.
+    `cpu_began_s` is the process time that `cpu_s` counts from; now, if it is not given. `truths`: see `prepare`.
     """
     began = time.process_time() if cpu_began_s is None else cpu_began_s
-    policy = registry.make(scenario.policy, scenario.options.policy)
-    if truths is None:
-        truths = truths_built_in() if scenario.traces is None else truths_of_traces(scenario.traces)
-    cluster = scenario.cluster or default_cluster(scenario.workload)
-    workload = load_workload(scenario.workload, truths, cluster.largest)
-    on_start(len(workload.jobs))
+    ready = prepare(scenario, truths)
+    on_start(len(ready.workload.jobs))
+    options = scenario.options
     specs = [
-        (job.submitted_at_s, spec_of(job, truths[job.application], policy, scenario.options.agent))
-        for job in workload.jobs
+        (job.submitted_at_s, spec_of(job, ready.truths[job.application], ready.policy, options.agent))
+        for job in ready.workload.jobs
     ]
     world = World(
-        specs, truths, cluster.cluster, policy, scenario.options, cluster.changes, NoLog() if log is None else log
+        specs,
+        ready.truths,
+        ready.cluster.cluster,
+        ready.policy,
+        options,
+        ready.cluster.changes,
+        NoLog() if log is None else log,
     )
     world.run(on_end)
-    for truth in truths.values():
+    for truth in ready.truths.values():
         truth.save()
     ended = sorted(world.scheduler.state.ended.values(), key=lambda job: job.sequence)
-    jobs = tuple(JobOutcome.of(job) for job in ended)
-    cpu_s = time.process_time() - began
-    return Outcome(workload.name, scenario.policy, jobs, world.timeline, world.policy_cpu_s, cpu_s)
+    return Outcome(
+        ready.workload.name,
+        scenario.policy,
+        _inputs(ready),
+        tuple(JobOutcome.of(job) for job in ended),
+        world.timeline,
+        world.policy_cpu_s,
+        time.process_time() - began,
+    )
+
+
+def load_truths(traces: Path | None) -> dict[str, Truth]:
+    """Of measured traces, or of the built-in applications."""
+    return truths_built_in() if traces is None else truths_of_traces(traces)
 
 
 def default_cluster(workload: str) -> ClusterFile:
@@ -93,12 +139,13 @@ def default_cluster(workload: str) -> ClusterFile:
 
 def load_workload(name: str, truths: Mapping[str, Truth], cluster: Cluster) -> Workload:
     """The built-in workload of that name, or the file at that path."""
+    limits = {key: truth.limits for key, truth in truths.items()}
     if name in BUILT_IN:
-        return built_in_workload(name)
+        return checked(built_in_workload(name), limits, cluster)
     if not Path(name).exists():
         known = ", ".join(BUILT_IN)
         raise InvalidSpec("workload", name, "is neither a file nor a built-in workload", f"Built-in ones: {known}")
-    return read_workload(Path(name), {key: truth.limits for key, truth in truths.items()}, cluster)
+    return read_workload(Path(name), limits, cluster)
 
 
 def spec_of(job: WorkloadJob, truth: Truth, policy: Policy, options: AgentOptions) -> JobSpec:
@@ -114,3 +161,38 @@ def spec_of(job: WorkloadJob, truth: Truth, policy: Policy, options: AgentOption
         requested_batch_size=truth.limits.max_batch_size if keeps_largest else job.batch_size,
         fixed_batch=keeps_largest or not policy.adapts_batch,
     )
+
+
+def _check_gpu_types(cluster: ClusterFile, truths: Mapping[str, Truth]) -> None:
+    """Every application of the workload must be known on every node: a policy may put it anywhere."""
+    joining = (change.event.node for change in cluster.changes if isinstance(change.event, NodeJoined))
+    for node in (*cluster.cluster, *joining):
+        for name, truth in truths.items():
+            if node.gpu_type not in truth.gpu_types:
+                raise InvalidSpec(
+                    f"node {node.id}: gpu_type",
+                    node.gpu_type,
+                    f"nobody knows how fast {name} is on it",
+                    f"Known types: {', '.join(truth.gpu_types)}",
+                )
+
+
+def _inputs(ready: Prepared) -> dict[str, Any]:
+    """What a result came from, as JSON holds it."""
+    scenario, options = ready.scenario, ready.scenario.options
+    return {
+        "version": __version__,
+        "workload": scenario.workload,
+        "policy": scenario.policy,
+        "policy_options": dict(options.policy),
+        "traces": None if scenario.traces is None else str(scenario.traces),
+        "interval_s": options.interval_s,
+        "seed": options.seed,
+        "world": encode(options.world),
+        "agent": encode(options.agent),
+        "scheduler": {"in_place": options.scheduler.in_place},
+        "nodes": [encode(node) for node in ready.cluster.cluster],
+        "changes": [
+            {"time_s": change.time_s, "event": encode(change.event, Event)} for change in ready.cluster.changes
+        ],
+    }

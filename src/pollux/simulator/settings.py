@@ -18,13 +18,15 @@ HIDDEN = ("scheduler.seed",)
 """Follows from `seed`."""
 
 
-def parse(assignments: Iterable[str]) -> dict[str, object]:
+def parse(
+    assignments: Iterable[str], option: str = "--set", example: str = "world.interference=0.25"
+) -> dict[str, object]:
     """From `key=value` texts to plain values: JSON where it is JSON, else the text itself."""
     found: dict[str, object] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise InvalidSpec("--set", assignment, "is not key=value", "Write for example world.interference=0.25")
+            raise InvalidSpec(option, assignment, "is not key=value", f"Write for example {example}")
         found[key.strip()] = _value(text.strip())
     return found
 

@@ -31,10 +31,9 @@ class Timeline:
 
     def sample(self, now: float, state: SchedulerState, runs: Iterable[Run]) -> None:
         throughput = goodput = weighted = 0.0
-        held = training = num_runs = 0
+        training = num_runs = 0
         for run in runs:
             num_runs += 1
-            held += run.shape.num_gpus
             if run.trains(now):
                 training += run.shape.num_gpus
                 weighted += run.shape.num_gpus * run.efficiency
@@ -44,7 +43,7 @@ class Timeline:
         self.num_gpus.append(state.cluster.num_gpus)
         self.active_jobs.append(len(state.jobs))
         self.running_jobs.append(num_runs)
-        self.gpus_held.append(held)
+        self.gpus_held.append(sum(state.occupancy.used.values()))
         self.gpus_training.append(training)
         self.throughput.append(throughput)
         self.goodput.append(goodput)

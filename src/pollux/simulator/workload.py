@@ -88,6 +88,16 @@ def read_workload(path: Path, limits: Mapping[str, BatchLimits], cluster: Cluste
     return Workload(path.stem or "workload", tuple(sorted(jobs, key=lambda job: job.submitted_at_s)))
 
 
+def checked(workload: Workload, limits: Mapping[str, BatchLimits], cluster: Cluster) -> Workload:
+    """The same workload, if `read_workload` would take it: for those that do not come from a file."""
+    reader = _Reader(limits, cluster.num_gpus)
+    for _ in reader.jobs(to_csv(workload)):
+        pass
+    if reader.problems:
+        raise refusal("workload", Path(workload.name), reader.problems, "Use a larger cluster, other traces or none")
+    return workload
+
+
 def write_workload(workload: Workload, path: Path) -> None:
     """Writes what `read_workload` reads back unchanged, byte for byte the same on every machine."""
     try:

@@ -40,10 +40,11 @@ from pollux.core import (
     ReplicasReady,
     ResizeJob,
     RoundDue,
+    Snapshot,
     StartJob,
     StopJob,
 )
-from pollux.errors import InvalidSpec
+from pollux.errors import InvalidSpec, PolicyFailed, PolluxError
 from pollux.policies.base import Policy
 from pollux.scheduler import EventLog, Scheduler
 from pollux.simulator.cluster_file import NodeChange
@@ -143,32 +144,34 @@ class World:
                 run = self._place(job, action.generation, action.allocation)
                 self._at(run.ready_at_s, Rank.WORLD, self._get_ready, run)
             case StopJob(job=job):
-                if job in self._runs:
+                if job in self._runs and self._runs[job].generation <= action.generation:
                     self._runs.pop(job).count(self.now)
                     self._interfere()
                 self._at(self.now, Rank.WORLD, self._handle, JobStopped(job, action.generation))
 
     def _round(self, number: int) -> None:
-        if self.now > self.options.world.max_time_s:
-            self._give_up(f"not all jobs had ended after {self.options.world.max_time_s:g} s")
+        limit = self.options.world.max_time_s
+        if self.now > limit:
+            problem = f"{self._num_left} jobs had not ended by then ({self._names_left()})"
+            raise InvalidSpec("world.max_time_s", limit, problem, "Raise it, or use another policy or a larger cluster")
         self._handle(RoundDue(number))
         self._at(self.now, Rank.SAMPLE, self._sample)  # once those that the round moves are where they go
         is_idle = not self._runs and not self._num_ahead
         self._idle_rounds = self._idle_rounds + 1 if is_idle else 0
         if self._idle_rounds > PATIENCE:
-            self._give_up("the policy gives these jobs nothing, and nothing else will happen")
+            gpus = self.scheduler.state.cluster.num_gpus
+            problem = "the policy gives these jobs nothing, and nothing else will happen"
+            fix = f"Check that they can run on the {gpus} GPUs that the cluster now has, or use another policy"
+            raise InvalidSpec("workload", self._names_left(), problem, fix)
         # A product, not a sum: rounds and reports of the same moment must meet exactly.
         self._at(self.options.interval_s * (number + 1), Rank.ROUND, self._round, number + 1)
 
     def _sample(self) -> None:
         self.timeline.sample(self.now, self.scheduler.state, self._runs.values())
 
-    def _give_up(self, problem: str) -> None:
-        left = sorted(self.scheduler.state.jobs)
-        names = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
-        cluster = self.scheduler.state.cluster
-        fix = f"Check that each fits into the {cluster.num_gpus} GPUs of this cluster, or use another policy"
-        raise InvalidSpec("workload", names, problem, fix)
+    def _names_left(self) -> str:
+        left = [job_id for job_id in self._trainings if job_id not in self.scheduler.state.ended]
+        return ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
 
     def _make_plan(self, request: MakePlan) -> None:
         snapshot = request.snapshot
@@ -179,13 +182,26 @@ class World:
             }
             snapshot = replace(snapshot, oracle=FrozenMap(answers))
         began = time.process_time()
-        plan = self.policy.plan(snapshot, request.seed)
+        plan = self._ask_policy(snapshot, request.seed)
         self.policy_cpu_s.append(time.process_time() - began)
         is_known = plan == self._plan and plan.allocations.keys() <= snapshot.jobs.keys()
         if not is_known or snapshot.cluster is not self._planned_for:
             plan.check(snapshot)
             self._plan, self._planned_for = plan, snapshot.cluster
         self._handle(PlanMade(request.round, plan, stats=FrozenMap(self.policy.stats())))
+
+    def _ask_policy(self, snapshot: Snapshot, seed: int) -> Plan:
+        """What a policy of somebody else's raises or returns by mistake is told as its own failure."""
+        name, doing = type(self.policy).__name__, f"planning round {snapshot.round}"
+        try:
+            plan = self.policy.plan(snapshot, seed)
+        except PolluxError:
+            raise
+        except Exception as error:
+            raise PolicyFailed(name, doing, f"{type(error).__name__}: {error}") from error
+        if not isinstance(plan, Plan):
+            raise PolicyFailed(name, doing, f"plan() returned {type(plan).__name__}, not a Plan")
+        return plan
 
     def _get_ready(self, run: Run) -> None:
         """Unless it was stopped or formed anew since: then nobody is left to tell."""
