@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.core import Allocation, Cluster, FrozenMap, Node, NodeId, Shape
-from pollux.errors import InfeasiblePlan
 from pollux.policies.packing import Free, packed_shapes, pinned, requested_size
 from pollux.testing.snapshots import job, snapshot
 
@@ -60,23 +59,25 @@ class TestFree:
         assert free.take(1, "t4") is None
         assert free.take(1, "h100") is None
 
-    def test_knows_what_fits(self):
-        free = Free(TWO_TYPES)
-        assert free.fits(allocation(a0=4))
-        assert free.fits(allocation(a0=4), "a100")
-        assert not free.fits(allocation(a0=4), "t4")
-        assert not free.fits(allocation(a0=5))
-        assert not free.fits(allocation(a0=1, t0=1)), "of two types"
-        assert not free.fits(allocation(t1=1)), "drained"
-        assert not free.fits(allocation(gone=1))
+    def test_holds_what_is_free_and_of_one_type(self):
+        def holds(wanted: Allocation, gpu_type: str | None = None) -> bool:
+            return Free(TWO_TYPES).hold(wanted, gpu_type)
 
-    def test_what_is_held_is_not_free(self):
+        assert holds(allocation(a0=4))
+        assert holds(allocation(a0=4), "a100")
+        assert not holds(allocation(a0=4), "t4")
+        assert not holds(allocation(a0=5))
+        assert not holds(allocation(a0=1, t0=1)), "of two types"
+        assert not holds(allocation(t1=1)), "drained"
+        assert not holds(allocation(gone=1))
+
+    def test_what_is_held_is_not_free_and_what_cannot_be_held_changes_nothing(self):
         free = Free(TWO_TYPES)
-        free.hold(allocation(a0=3))
-        assert not free.fits(allocation(a0=2))
+        assert free.hold(allocation(a0=3))
+        assert free.by_type == {"a100": 1, "t4": 4}
+        assert not free.hold(allocation(a0=2))
+        assert not free.hold(allocation(a0=1, gone=1))
         assert free.total == 5
-        with pytest.raises(InfeasiblePlan, match="1 free"):
-            free.hold(allocation(a0=2))
 
     def test_tells_the_type_of_an_allocation(self):
         free = Free(TWO_TYPES)

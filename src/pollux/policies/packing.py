@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, NodeId, Plan, Shape, Snapshot
-from pollux.errors import InfeasiblePlan
 
 
 class _Layout(NamedTuple):
@@ -60,10 +59,11 @@ class Free:
         types = {places[node][0] if node in places else None for node in allocation.gpus}
         return types.pop() if len(types) == 1 else None
 
-    def fits(self, allocation: Allocation, gpu_type: str | None = None) -> bool:
-        """Whether all of it is free, on nodes of one type: that one, if it is given."""
+    def hold(self, allocation: Allocation, gpu_type: str | None = None) -> bool:
+        """Give out exactly these GPUs, if all of them are free and of one type: that one, if it is given."""
         places, left = self._layout.places, self._left
-        for node, count in allocation.gpus.items():
+        gpus = allocation.gpus.items()
+        for node, count in gpus:
             place = places.get(node)
             if place is None:
                 return False
@@ -72,17 +72,11 @@ class Free:
                 gpu_type = kind
             if kind != gpu_type or left[kind][position] < count:
                 return False
-        return True
-
-    def hold(self, allocation: Allocation) -> None:
-        """Give out exactly these GPUs, which must fit."""
-        for node, count in allocation.gpus.items():
-            kind, position = self._layout.places[node]
-            left = self._left[kind]
-            if left[position] < count:
-                raise InfeasiblePlan(f"node {node!r} has {left[position]} free GPUs, {count} are to be held.")
-            left[position] -= count
+        for node, count in gpus:
+            kind, position = places[node]
+            left[kind][position] -= count
             self.by_type[kind] -= count
+        return True
 
     def take(self, num_gpus: int, gpu_type: str | None = None) -> Allocation | None:
         """Give out `num_gpus` ≥ 1 GPUs of one type, or None if there are not so many.
@@ -169,8 +163,7 @@ def pinned(snapshot: Snapshot, free: Free) -> dict[JobId, Allocation]:
         for held in (job.assigned, job.allocation):
             least, most = job.spec.gpu_bounds
             allocation = held if most is None or held.num_gpus <= most else _largest_part(held, most)
-            if allocation.num_gpus >= least and free.fits(allocation, job.spec.gpu_type):
-                free.hold(allocation)
+            if allocation.num_gpus >= least and free.hold(allocation, job.spec.gpu_type):
                 kept[job.id] = allocation
                 break
     return kept
@@ -190,8 +183,7 @@ def settled(jobs: Iterable[Job], cluster: Cluster) -> list[Job]:
     free, found = Free(cluster), []
     for job in jobs:
         held = job.assigned
-        if held.num_gpus == requested_size(job) and free.fits(held, job.spec.gpu_type):
-            free.hold(held)
+        if held.num_gpus == requested_size(job) and free.hold(held, job.spec.gpu_type):
             found.append(job)
     return found
 
@@ -228,8 +220,7 @@ def place_all(selected: Iterable[tuple[Job, int, str]], free: Free, allocations:
     moving: list[tuple[Job, int, str]] = []
     for job, size, kind in selected:
         held = job.assigned
-        if held.num_gpus == size and free.fits(held, kind):
-            free.hold(held)
+        if held.num_gpus == size and free.hold(held, kind):
             allocations[job.id] = held
         else:
             moving.append((job, size, kind))

@@ -198,7 +198,7 @@ class World:
         except PolluxError:
             raise
         except Exception as error:
-            raise PolicyFailed(name, doing, f"{type(error).__name__}: {error}") from error
+            raise PolicyFailed(name, doing, " ".join(f"{type(error).__name__}: {error}".split())) from error
         if not isinstance(plan, Plan):
             raise PolicyFailed(name, doing, f"plan() returned {type(plan).__name__}, not a Plan")
         return plan
