@@ -41,6 +41,13 @@ def test_the_throughput_model_in_the_documentation_can_be_fitted():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_left_to_be_filled_in(document):
+    assert not re.findall(
+        r"\b(?:TODO|TBD|FIXME|XXX)\b|^[A-Z]+_[A-Z_]+$", document.read_text(encoding="utf-8"), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
         if "://" not in target:
