@@ -100,10 +100,8 @@ class EqualShare(Policy):
         share = max(1, min(self.most, free.total // len(jobs)))
         sizes = {job.id: min(share, _twice_what_it_knows(job), job.spec.max_gpus or share) for job in jobs}
         allocations: dict[JobId, Allocation] = {}
-        stays = [job for job in jobs if job.assigned.num_gpus == sizes[job.id] and free.fits(job.assigned)]
-        for job in stays:
-            if free.fits(job.assigned):
-                free.hold(job.assigned)
+        for job in jobs:
+            if job.assigned.num_gpus == sizes[job.id] and free.hold(job.assigned):
                 allocations[job.id] = job.assigned
         for job in jobs:
             if job.id not in allocations and (found := free.take(sizes[job.id])) is not None:
