@@ -67,6 +67,8 @@ class Plan:
     def __post_init__(self) -> None:
         checks.frozen(InvalidSpec, "allocations", self.allocations)
         for job, allocation in self.allocations.items():
+            if type(allocation) is Allocation and allocation.gpus:
+                continue
             checks.instance(InvalidSpec, f'allocations["{job}"]', allocation, Allocation)
             if not allocation:
                 raise InvalidSpec(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from pollux.core import Allocation, FrozenMap, Job, JobId, Oracle, Plan, Shape, Snapshot
+from pollux.core import Allocation, FrozenMap, Job, JobId, JobSpec, Oracle, Plan, Shape, Snapshot
 from pollux.policies.base import Policy, truth
 from pollux.policies.packing import Free, by_arrival, packed_shapes, pinned, place_all, type_for
 
@@ -33,6 +33,15 @@ class _Times(dict[int, float | None]):
         return seconds
 
 
+class _Facts(NamedTuple):
+    """What does not change from round to round about a job."""
+
+    spec: JobSpec
+    least: int
+    most: int
+    times: _Times
+
+
 @dataclass
 class Optimus(Policy):
     """Every job gets its minimum, in order of submission while GPUs last; the rest goes where it saves most time.
@@ -46,8 +55,8 @@ class Optimus(Policy):
     needs_oracle: ClassVar[tuple[str, ...]] = ("remaining_iterations", "iteration_time_s")
     adapts_gpus: ClassVar[bool] = True
 
-    _times: dict[tuple[int, str], _Times] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """By identity of the map they come from, and GPU type: only those of the last round."""
+    _facts: dict[JobId, _Facts] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """What was found out about the jobs of the last round, and is still so."""
 
     def plan(self, snapshot: Snapshot, seed: int) -> Plan:
         oracle = truth(snapshot, "optimus")
@@ -55,35 +64,36 @@ class Optimus(Policy):
         left = dict(free.by_type)
         granted = _minimums(snapshot, free, left)
         selected: list[tuple[Job, int, str]] = []
-        remembered: dict[tuple[int, str], _Times] = {}
+        remembered: dict[JobId, _Facts] = {}
         for kind in left:
             jobs = by_arrival([snapshot.jobs[job_id] for job_id, its_kind in granted.items() if its_kind == kind])
             shapes = packed_shapes(snapshot.cluster, kind)
             known = [oracle.get(job.id, _UNKNOWN) for job in jobs]
+            facts = [self._facts_of(job, its, shapes) for job, its in zip(jobs, known, strict=True)]
             counts = grow(
-                [job.spec.gpu_bounds[0] for job in jobs],
-                [most_gpus(job, len(shapes)) for job in jobs],
+                [its.least for its in facts],
+                [its.most for its in facts],
                 [1.0 if o.remaining_iterations is None else o.remaining_iterations for o in known],
-                [self._times_of(o, kind, shapes, remembered) for o in known],
+                [its.times for its in facts],
                 left[kind],
             )
+            remembered.update((job.id, its) for job, its in zip(jobs, facts, strict=True))
             selected.extend(zip(jobs, counts, [kind] * len(jobs), strict=True))
-        self._times = remembered
+        self._facts = remembered
         selected.sort(key=lambda item: item[1])
         allocations: dict[JobId, Allocation] = {}
         place_all(selected, free, allocations)
         return Plan(FrozenMap(allocations))
 
-    def _times_of(
-        self, oracle: Oracle, kind: str, shapes: tuple[Shape, ...], remembered: dict[tuple[int, str], _Times]
-    ) -> _Times:
-        """What was looked up in earlier rounds, if the job's map and the cluster are still the same objects."""
-        key = (id(oracle.iteration_time_s), kind)
-        times = self._times.get(key)
-        if times is None or times.by_shape is not oracle.iteration_time_s or times.shapes is not shapes:
-            times = _Times(oracle.iteration_time_s, shapes)
-        remembered[key] = times
-        return times
+    def _facts_of(self, job: Job, oracle: Oracle, shapes: tuple[Shape, ...]) -> _Facts:
+        """Those of an earlier round, if specification, times and cluster are still the same objects."""
+        found = self._facts.get(job.id)
+        if found is not None and found.spec is job.spec:
+            times = found.times
+            if times.by_shape is oracle.iteration_time_s and times.shapes is shapes:
+                return found
+        times = _Times(oracle.iteration_time_s, shapes)
+        return _Facts(job.spec, job.spec.gpu_bounds[0], most_gpus(job, len(shapes)), times)
 
 
 def most_gpus(job: Job, of_cluster: int) -> int:

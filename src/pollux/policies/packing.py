@@ -119,9 +119,12 @@ def widest(left: Mapping[str, int], num_gpus: int) -> str | None:
 def type_for(job: Job, num_gpus: int, free: Free, left: Mapping[str, int]) -> str | None:
     """The GPU type for so many GPUs of the job: what it asks for, else has, else the widest. None if none has them."""
     wanted = job.spec.gpu_type
+    if wanted is None and len(left) == 1:
+        (only,) = left
+        return only if left[only] >= num_gpus else None
     if wanted is not None:
         return wanted if left.get(wanted, 0) >= num_gpus else None
-    own = free.gpu_type(job.assigned) if len(left) > 1 else None
+    own = free.gpu_type(job.assigned)
     return own if own is not None and left[own] >= num_gpus else widest(left, num_gpus)
 
 

@@ -180,7 +180,7 @@ class World:
                 job_id: self._oracle.ask(self._trainings[job_id], self._runs.get(job_id), snapshot.cluster, self.now)
                 for job_id in snapshot.jobs
             }
-            snapshot = replace(snapshot, oracle=FrozenMap(answers))
+            snapshot = Snapshot(self.now, snapshot.round, snapshot.cluster, snapshot.jobs, FrozenMap(answers))
         began = time.process_time()
         plan = self._ask_policy(snapshot, request.seed)
         self.policy_cpu_s.append(time.process_time() - began)
