@@ -23,6 +23,7 @@ from pollux.core import BatchLimits, GradientStats, Shape
 from pollux.errors import InvalidDocument, InvalidModel, UnknownName
 from pollux.goodput import gain
 from pollux.goodput.numerics import FloatArray
+from pollux.simulator.qhull import load_qhull
 from pollux.simulator.remembered import Remembered
 from pollux.simulator.traces import application_names, read_application, step_time_files
 
@@ -261,15 +262,14 @@ class _Surface:
     """
 
     def __init__(self, steps: Sequence[StepTime]) -> None:
-        from scipy.spatial import Delaunay, QhullError  # slow to import; few nodes need none of it
-
+        qhull = load_qhull()  # slow; few nodes need none of it
         averaged = _mean_times((_coordinates(step), step) for step in steps if step.is_placement_known)
         points = dict(sorted(averaged.items()))
         points |= {_coordinates(step): _times(step) for step in steps if not step.is_placement_known}
         self._values = np.array(list(points.values()))
         try:
-            self._mesh = Delaunay(np.array(list(points), dtype=float))
-        except QhullError:  # too few points, or all in one plane
+            self._mesh = qhull.Delaunay(np.array(list(points), dtype=float))
+        except qhull.QhullError:  # too few points, or all in one plane
             self._mesh = None
             return
         self._transforms = _barycentric(self._mesh.points[self._mesh.simplices])
