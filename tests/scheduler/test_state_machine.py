@@ -46,7 +46,7 @@ from pollux.scheduler.reports import LEAVING
 from .world import World
 
 NODES = ("a", "b", "c")
-EXAMPLES = int(os.environ.get("POLLUX_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("POLLUX_EXAMPLES", "200"))
 
 picks = st.integers(0, 11)
 seeds = st.integers(0, 2**32)

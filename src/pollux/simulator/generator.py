@@ -162,6 +162,7 @@ def _best_times(application: Application, gpu_type: str) -> FrozenMap[int, tuple
         for batch, count in iterations.items():
             if batch < gpus * limits.min_per_gpu_batch_size:
                 continue
+            # Not `batch_split.split`, which stays below the largest batch size: published sizes were chosen without.
             passes = -(-batch // (gpus * limits.max_per_gpu_batch_size))
             per_gpu = -(-batch // (gpus * passes))
             seconds = float(iteration_time(model.model, model.theta, gpus, level, per_gpu, passes - 1))

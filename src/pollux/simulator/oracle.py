@@ -74,8 +74,7 @@ class _Future:
 
     def _iteration_time(self, placement: Placement, single_gpu: SingleGpu) -> float:
         m, s = split(self._batch_size, sum(placement), self._truth.limits, single_gpu)
-        passes = self._truth.passes(self._gpu_type, placement, m)
-        return passes.iteration_time_s + s * passes.grad_time_s
+        return self._truth.passes(self._gpu_type, placement, m).iteration(s)
 
 
 class OracleSource:

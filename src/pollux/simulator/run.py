@@ -88,7 +88,7 @@ class Run:
         gradient = truth.gradient(self.training.epoch, batch_size)
         scale = batch_size / truth.limits.initial_batch_size
         worth = float(gain(gradient.sqr, gradient.var, scale))
-        seconds = self.passes.iteration_time_s + self.s * self.passes.grad_time_s
+        seconds = self.passes.iteration(self.s)
         self.rate = worth / seconds * self.slowdown
         """Iterations at M0 a second."""
         self.throughput = batch_size / seconds * self.slowdown

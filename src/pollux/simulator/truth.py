@@ -42,6 +42,10 @@ class PassTime(NamedTuple):
     iteration_time_s: float
     """One that synchronises: a whole iteration without accumulation."""
 
+    def iteration(self, accumulation_steps: int) -> float:
+        """Seconds of an iteration with that many accumulation passes before the one that synchronises."""
+        return self.iteration_time_s + accumulation_steps * self.grad_time_s
+
 
 class Truth(Protocol):
     """One application as it really is. Answers are remembered: a simulation asks for the same few millions of times.

@@ -182,26 +182,26 @@ class World:
             }
             snapshot = Snapshot(self.now, snapshot.round, snapshot.cluster, snapshot.jobs, FrozenMap(answers))
         began = time.process_time()
-        plan = self._ask_policy(snapshot, request.seed)
+        plan, stats = self._ask_policy(snapshot, request.seed)
         self.policy_cpu_s.append(time.process_time() - began)
         is_known = plan == self._plan and plan.allocations.keys() <= snapshot.jobs.keys()
         if not is_known or snapshot.cluster is not self._planned_for:
             plan.check(snapshot)
             self._plan, self._planned_for = plan, snapshot.cluster
-        self._handle(PlanMade(request.round, plan, stats=FrozenMap(self.policy.stats())))
+        self._handle(PlanMade(request.round, plan, stats=stats))
 
-    def _ask_policy(self, snapshot: Snapshot, seed: int) -> Plan:
+    def _ask_policy(self, snapshot: Snapshot, seed: int) -> tuple[Plan, FrozenMap[str, float]]:
         """What a policy of somebody else's raises or returns by mistake is told as its own failure."""
         name, doing = type(self.policy).__name__, f"planning round {snapshot.round}"
         try:
-            plan = self.policy.plan(snapshot, seed)
+            plan, stats = self.policy.plan(snapshot, seed), FrozenMap(self.policy.stats())
         except PolluxError:
             raise
         except Exception as error:
             raise PolicyFailed(name, doing, " ".join(f"{type(error).__name__}: {error}".split())) from error
         if not isinstance(plan, Plan):
             raise PolicyFailed(name, doing, f"plan() returned {type(plan).__name__}, not a Plan")
-        return plan
+        return plan, stats
 
     def _get_ready(self, run: Run) -> None:
         """Unless it was stopped or formed anew since: then nobody is left to tell."""

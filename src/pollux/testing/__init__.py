@@ -9,7 +9,7 @@ import pytest
 # Before the imports: pytest can explain the failed assertions of a module only if it is told before Python loads it.
 pytest.register_assert_rewrite("pollux.testing.policies", "pollux.testing.stores")
 
-from pollux.testing.policies import PolicyContract  # noqa: E402
+from pollux.testing.policies import PolicyContract, WorkConservingContract  # noqa: E402
 from pollux.testing.stores import StoreContract  # noqa: E402
 
-__all__ = ["PolicyContract", "StoreContract"]
+__all__ = ["PolicyContract", "StoreContract", "WorkConservingContract"]

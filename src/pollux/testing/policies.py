@@ -29,9 +29,6 @@ _SETTINGS = settings(
 class PolicyContract:
     """What the scheduler relies on, whatever the policy decides."""
 
-    work_conserving = True
-    """No job waits beside free GPUs that it could run on; set it to False for a policy that does not promise that."""
-
     def make(self) -> Policy:
         """A new policy, the same each time."""
         raise NotImplementedError
@@ -91,19 +88,6 @@ class PolicyContract:
             (gpu_type,) = {snapshot.cluster[node].gpu_type for node in allocation.gpus}
             assert snapshot.jobs[job_id].spec.gpu_type in (None, gpu_type)
 
-    @_SETTINGS
-    @given(snapshots())
-    def test_nobody_waits_beside_gpus_that_it_could_use(self, snapshot: Snapshot) -> None:
-        if not self.work_conserving:
-            return  # it does not promise that
-        plan, adapts = self._plan(snapshot), self.make().adapts_gpus
-        free = _free_by_type(plan, snapshot.cluster)
-        for job in snapshot.jobs.values():
-            if not plan[job.id]:
-                size = job.spec.gpu_bounds[0] if adapts else _wanted(job)
-                wanted = job.spec.gpu_type
-                assert all(size > count for kind, count in free.items() if wanted in (None, kind))
-
     @pytest.mark.parametrize("num_jobs", [0, 1])
     @pytest.mark.parametrize("num_nodes", [0, 1])
     def test_few_jobs_and_few_nodes(self, num_jobs: int, num_nodes: int) -> None:
@@ -127,6 +111,21 @@ class PolicyContract:
                 policy.plan(moment, 0)
         else:
             assert policy.plan(moment, 0) == Plan()
+
+
+class WorkConservingContract(PolicyContract):
+    """And no job waits beside free GPUs that it could run on, which not every policy promises."""
+
+    @_SETTINGS
+    @given(snapshots())
+    def test_nobody_waits_beside_gpus_that_it_could_use(self, snapshot: Snapshot) -> None:
+        plan, adapts = self._plan(snapshot), self.make().adapts_gpus
+        free = _free_by_type(plan, snapshot.cluster)
+        for job in snapshot.jobs.values():
+            if not plan[job.id]:
+                size = job.spec.gpu_bounds[0] if adapts else _wanted(job)
+                wanted = job.spec.gpu_type
+                assert all(size > count for kind, count in free.items() if wanted in (None, kind))
 
 
 def _wanted(job: Job) -> int:
