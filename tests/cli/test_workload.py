@@ -88,6 +88,94 @@ class TestGenerate:
         assert str(tmp_path) in result.stderr
 
 
+LOG = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(
+    f"2017-10-{day:02} {hour:02}:30:00,{duration},1,{duration},{'ab'[day % 2]}\n"
+    for day in range(1, 7)
+    for hour, duration in ((1, 600), (3, 600), (4, 20), (9, 7200), (12, 600))
+)
+
+
+class TestImport:
+    @pytest.fixture
+    def log(self, tmp_path):
+        path = tmp_path / "log.csv"
+        path.write_text(LOG)
+        return path
+
+    def test_writes_what_simulate_reads_and_says_what_became_of_the_log(self, log, tmp_path):
+        path = tmp_path / "replayed.csv"
+        result = invoke("workload", "import", log, path, "--jobs", 3, "--max-gpus", 8)
+        assert result.exit_code == 0, result.output
+        assert len(rows(path.read_text())) == 3
+        for text in ("in the log", "30", "shorter than 60 s", "hours 2–10 of any day", "12", "deepspeech2"):
+            assert text in result.stdout
+        assert "3 jobs are in" in result.stderr
+        assert f"try: pollux simulate {path}" in result.stderr
+        assert invoke("simulate", path, "--nodes", 2).exit_code == 0
+
+    def test_prints_nothing_but_csv_when_asked_to(self, log):
+        result = invoke("workload", "import", log, "-", "--jobs", 4, "--format", "philly-csv")
+        assert len(rows(result.stdout)) == 4
+        assert result.stderr == ""
+
+    def test_same_seed_same_bytes(self, log):
+        first, second, other = (
+            invoke("workload", "import", log, "-", "--jobs", 6, "--seed", seed).stdout for seed in (1, 1, 2)
+        )
+        assert first == second != other
+
+    def test_options_shape_the_workload(self, log):
+        arguments = ("--start-hour", 11, "--hours", 2, "--jobs", 3, "--cluster", "a", "--configuration", "realistic")
+        found = rows(invoke("workload", "import", log, "-", *arguments).stdout)
+        assert [(row["time"], row["num_replicas"]) for row in found] == [("5400", "1")] * 3
+
+    def test_a_stretch_of_the_log_as_it_happened(self, log, tmp_path):
+        path = tmp_path / "day.csv"
+        arguments = ("--consecutive", "--from", "2017-10-02 03:00", "--hours", 24, "--min-duration", 0)
+        result = invoke("workload", "import", log, path, *arguments)
+        times = [int(row["time"]) for row in rows(path.read_text())]
+        assert times == [1800, 5400, 23400, 34200, 81000]
+        assert "within 24 h from 2017-10-02 03:00:00" in result.stdout
+
+    def test_damaged_jobs_are_refused_or_passed_over(self, log, tmp_path):
+        log.write_text(LOG + "never,1,1,1,a\n")
+        refused = invoke("workload", "import", log, "-", "--jobs", 3)
+        assert refused.exit_code == 2
+        assert "line 32, timestamp = 'never': is not a time" in refused.stderr
+        assert "--skip-damaged" in refused.stderr
+        passed = invoke(
+            "workload", "import", log, tmp_path / "out.csv", "--jobs", 3, "--skip-damaged", "--cluster", "a"
+        )
+        assert passed.exit_code == 0
+        assert "passed over: damaged" in passed.stdout
+        assert "not of cluster a" in passed.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--jobs", 13), "only 12 usable jobs"),
+            (("--jobs", 0), "--jobs"),
+            (("--hours", 0), "--hours"),
+            (("--hours", 25), "consecutive"),
+            (("--max-gpu-hours", 0), "--max-gpu-hours"),
+            (("--start-hour", 24), "hour of the day"),
+            (("--from", "2017-10-02 03:00"), "--consecutive"),
+            (("--consecutive", "--start-hour", 3), "--start-hour"),
+            (("--consecutive", "--from", "monday"), "is not a time"),
+            (("--consecutive", "--from", "2018-10-02 03:00"), "Give a time between 2017-10-01"),
+            (("--configuration", "x"), "tuned or realistic"),
+            (("--cluster", "c"), "Known: a, b"),
+            (("--format", "phily"), "Did you mean 'philly'"),
+            (("--format", "helios"), "names none of the columns"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, log, arguments, message):
+        result = invoke("workload", "import", log, "-", *arguments)
+        assert result.exit_code == 2, result.output
+        assert message in result.stderr
+        assert result.stdout == ""
+
+
 class TestList:
     def test_shows_every_built_in_workload(self):
         result = invoke("workload", "list")

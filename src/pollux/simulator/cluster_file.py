@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pollux.core import Cluster, FrozenMap, Node, NodeDrained, NodeId, NodeJoined, NodeLost, checks
 from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
-from pollux.simulator.documents import read_text, refusal, shown
+from pollux.simulator.documents import parsed, refusal, shown
 
 MAX_COUNT = 100_000
 """Most nodes of a cluster, and most GPUs of a node: a slip of the keyboard must not fill the memory."""
@@ -87,14 +87,7 @@ def _parse(path: Path) -> dict[str, object]:
     parse = parsers.get(path.suffix.lower())
     if parse is None:
         raise InvalidDocument("cluster", str(path), "the name ends neither in .toml nor in .json", "Rename the file")
-    text = read_text("cluster", path)
-    try:
-        document = parse(text)
-    except RecursionError as error:
-        raise InvalidDocument("cluster", str(path), "is nested too deeply", "Flatten the file") from error
-    except ValueError as error:  # of both parsers: no JSON or TOML, or a number too long to be one
-        kind = path.suffix.upper().removeprefix(".")
-        raise InvalidDocument("cluster", str(path), f"is no {kind}: {error}", "Mend the file at that place") from error
+    document = parsed("cluster", path, path.suffix.upper().removeprefix("."), parse)
     if not isinstance(document, dict):
         problem = f"holds {shown(document)} where an object belongs"
         raise InvalidDocument("cluster", str(path), problem, 'Give {"nodes": [...]}')

@@ -1,11 +1,12 @@
 """Files that people write: reading their text, and refusing them with everything that is wrong at once.
 
-Shared by the readers of workloads and clusters. A problem is one line: where, the value, what is wrong, what to do.
+Shared by the readers of workloads, clusters and job lists. A problem is one line: where, the value, what is wrong, what
+to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pollux.errors import InvalidDocument
@@ -33,6 +34,17 @@ def read_text(kind: str, path: Path) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"is not UTF-8: byte 0x{content[error.start]:02x} on line {line}"
         raise InvalidDocument(kind, str(path), problem, "Save the file as UTF-8") from error
+
+
+def parsed(kind: str, path: Path, language: str, parse: Callable[[str], object]) -> object:
+    """The content of a text file, by a parser that raises ValueError for what is not of its language."""
+    text = read_text(kind, path)
+    try:
+        return parse(text)
+    except RecursionError as error:
+        raise InvalidDocument(kind, str(path), "is nested too deeply", "Flatten the file") from error
+    except ValueError as error:  # not of the language, or a number too long to be one
+        raise InvalidDocument(kind, str(path), f"is no {language}: {error}", "Mend the file at that place") from error
 
 
 def refusal(kind: str, path: Path, problems: Sequence[str], fix: str) -> InvalidDocument:

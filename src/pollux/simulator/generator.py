@@ -197,19 +197,22 @@ def _iterations(application: Application, batch: int) -> float:
 def _choices(application: Application, options: GeneratorOptions) -> tuple[list[float], list[Configuration]]:
     """What jobs of an application ask for, and the bounds of each choice as `_bounds` gives them."""
     if options.configuration == "tuned":
-        sizes = _tuned_within(application, options.gpu_type, options.max_gpus)
+        sizes = tuned_within(application, options.gpu_type, options.max_gpus)
         return _bounds([1.0] * len(sizes)), list(sizes)
-    limits = application.limits
-    per_gpu = _least_batch(limits)
-    most = limits.max_batch_size // limits.min_per_gpu_batch_size
-    most = most if options.max_gpus is None else min(most, options.max_gpus)
     table = _REALISTIC.get(application.name, _ALL)
-    gpus = [min(count, most) for count, _ in table]  # too large a request is lowered, not dropped
-    sizes = tuple(Configuration(count, min(per_gpu * count, limits.max_batch_size)) for count in gpus)
-    return _bounds([share for _, share in table]), list(sizes)
+    configurations = [realistic_configuration(application, count, options.max_gpus) for count, _ in table]
+    return _bounds([share for _, share in table]), configurations
 
 
-def _tuned_within(application: Application, gpu_type: str, max_gpus: int | None) -> tuple[Configuration, ...]:
+def realistic_configuration(application: Application, num_gpus: int, max_gpus: int | None) -> Configuration:
+    """What an owner who thinks in GPUs asks for: M0 on each. Too large a request is lowered, not dropped."""
+    limits = application.limits
+    most = limits.max_batch_size // limits.min_per_gpu_batch_size
+    gpus = min(num_gpus, most if max_gpus is None else min(most, max_gpus))
+    return Configuration(gpus, min(_least_batch(limits) * gpus, limits.max_batch_size))
+
+
+def tuned_within(application: Application, gpu_type: str, max_gpus: int | None) -> tuple[Configuration, ...]:
     """Tuned configurations that fit; if all are too large, the largest number of GPUs that fits, with its best batch.
 
     Falling back to one GPU would turn half a day of ImageNet into a week.

@@ -10,21 +10,17 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.core import BatchLimits, Cluster, checks
 from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
-from pollux.simulator.documents import read_text, refusal, shown
+from pollux.simulator.csv_table import Row, read_rows
+from pollux.simulator.documents import read_text, refusal
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 """What a file must have, in the order that `write_workload` gives; others are passed over."""
-
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_NOT_FINITE = re.compile(r"[+-]?(inf|infinity|nan)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,149 +127,56 @@ class _Reader:
 
     def jobs(self, text: str) -> Iterator[WorkloadJob]:
         """The jobs of the usable rows, in the order of the file."""
-        rows = self._rows(text)
-        line, header = next(rows, (1, []))
-        if not header:
-            if not self.problems:
-                self.problems.append(f"the file is empty; begin it with the line {','.join(COLUMNS)}")
-            return
-        if not self._knows_columns(line, header):
-            return
-        is_bare = True
-        for line, cells in rows:
-            is_bare = False
-            if any(cells[len(header) :]):
-                fix = "quote the cell that holds a comma"
-                self.problems.append(f"line {line}: {len(cells)} cells for {len(header)} columns; {fix}")
-            elif (job := self._job(line, dict(itertools.zip_longest(header, cells[: len(header)])))) is not None:
+        for row in read_rows(text, COLUMNS, self.problems):
+            if not row.problems and (job := self._job(row)) is not None:
                 yield job
-        if is_bare and not self.problems:
-            self.problems.append(f"line {line}: no jobs follow the names of the columns; add one line a job")
+            self.problems += row.problems
 
-    def _rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
-        """First line and cells of each row that is not blank."""
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
-        before = 0
-        try:
-            for row in reader:
-                cells = [cell.strip() for cell in row]
-                if any(cells):
-                    yield before + 1, cells
-                before = reader.line_num
-        except csv.Error as error:
-            self.problems.append(f"line {before + 1}: {error}; close every quote, and put one job on a line")
-
-    def _knows_columns(self, line: int, header: list[str]) -> bool:
-        """Whether each column occurs once. Without names of columns nothing below them can be told apart."""
-        missing = [column for column in COLUMNS if column not in header]
-        if len(missing) == len(COLUMNS):
-            fix = f"begin the file with {','.join(COLUMNS)}"
-            self.problems.append(f"line {line}: {shown(','.join(header))} names none of the columns; {fix}")
-            return False
-        for column in missing:
-            self.problems.append(f"line {line}: column {column!r} is missing; add it, also to each row")
-        twice = [column for column in COLUMNS if header.count(column) > 1]
-        for column in twice:
-            self.problems.append(f"line {line}: column {column!r} occurs twice; keep one of them")
-        return not twice
-
-    def _job(self, line: int, cells: Mapping[str, str | None]) -> WorkloadJob | None:
-        before = len(self.problems)
-        row = _Row(line, cells, self.problems)
-        name, time = row.name(self._line_of), row.time()
+    def _job(self, row: Row) -> WorkloadJob | None:
+        name = self._name(row)
+        time = row.at_least_zero("time", "give seconds after the start of the workload, 0 or more")
         gpus, batch = row.whole("num_replicas"), row.whole("batch_size")
         application = row.get("application")
         if application is not None and application not in self.limits:
             row.wrong("application", "no such application", UnknownName("", application, self.limits).fix)
         elif application is not None and batch is not None:
-            row.check_batch(application, self.limits[application], gpus, batch)
+            _check_batch(row, application, self.limits[application], gpus, batch)
         if gpus is not None and self.max_gpus is not None and gpus > self.max_gpus:
             fix = f"ask for {self.max_gpus} or fewer, or take a larger cluster"
             row.wrong("num_replicas", f"more GPUs than the {self.max_gpus} of the cluster", fix)
         if name is None or time is None or application is None or gpus is None or batch is None:
             return None
-        return WorkloadJob(name, time, application, gpus, batch) if len(self.problems) == before else None
+        return None if row.problems else WorkloadJob(name, time, application, gpus, batch)
 
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The cells of one row. A method that returns None has noted what is wrong."""
-
-    line: int
-    cells: Mapping[str, str | None]
-    """By column; None where the row ends early. A column that the whole file lacks is noted already, and not here."""
-    problems: list[str]
-
-    def wrong(self, column: str, what: str, fix: str) -> None:
-        self.problems.append(f"line {self.line}, {column} = {shown(self.cells[column])}: {what}; {fix}")
-
-    def get(self, column: str) -> str | None:
-        text = self.cells.get(column)
-        if text is None and column in self.cells:
-            self.problems.append(f"line {self.line}, {column}: the row ends before it; complete the row")
-        elif text == "":
-            self.wrong(column, "is empty", "fill the cell")
-        return text or None
-
-    def name(self, line_of: dict[str, int]) -> str | None:
-        """The name, if no row above has it; `line_of` remembers it."""
-        text = self.get("name")
+    def _name(self, row: Row) -> str | None:
+        """The name, noted as wrong if a row above has it."""
+        text = row.get("name")
         if text is None:
             return None
         if problem := _name_problem(text):
-            self.wrong("name", problem[0], problem[1][:1].lower() + problem[1][1:])
-        elif text in line_of:
-            self.wrong("name", f"line {line_of[text]} has the same name", "give each job a name of its own")
+            row.wrong("name", problem[0], problem[1][:1].lower() + problem[1][1:])
+        elif text in self._line_of:
+            row.wrong("name", f"line {self._line_of[text]} has the same name", "give each job a name of its own")
         else:
-            line_of[text] = self.line
+            self._line_of[text] = row.line
         return text
 
-    def _number(self, column: str, text: str) -> float | None:
-        fix = "give digits, such as 16"
-        if not _NUMBER.fullmatch(text) and not _NOT_FINITE.fullmatch(text):
-            self.wrong(column, "is not a number", fix)
-            return None
-        if not math.isfinite(value := float(text)):
-            self.wrong(column, "is not finite", fix)
-            return None
-        return value
 
-    def time(self) -> float | None:
-        """Seconds; a zero has no sign."""
-        if (text := self.get("time")) is None or (value := self._number("time", text)) is None:
-            return None
-        if value < 0.0:
-            self.wrong("time", "is negative", "give seconds after the start of the workload, 0 or more")
-            return None
-        return value + 0.0
+def _check_batch(row: Row, application: str, limits: BatchLimits, gpus: int | None, batch: int) -> None:
+    """Notes a batch size that the application cannot train with.
 
-    def whole(self, column: str) -> int | None:
-        """A whole number of 1 or more; `4.0` is one."""
-        if (text := self.get(column)) is None or (value := self._number(column, text)) is None:
-            return None
-        if not value.is_integer():
-            self.wrong(column, "is not a whole number", f"give {max(math.ceil(value), 1)} or another whole number")
-        elif value < 1.0:
-            self.wrong(column, "is less than 1", "give a whole number of 1 or more")
-        else:
-            return int(value)
-        return None
-
-    def check_batch(self, application: str, limits: BatchLimits, gpus: int | None, batch: int) -> None:
-        """Notes a batch size that the application cannot train with.
-
-        Below M0 nothing is known of an application: neither its gradient noise nor, in the artifact, any measurement.
-        """
-        low, high, share = limits.initial_batch_size, limits.max_batch_size, limits.min_per_gpu_batch_size
-        if batch > high:
-            self.wrong("batch_size", f"more than {high}, the largest of {application}", f"give {low} to {high}")
-        elif batch < low:
-            self.wrong("batch_size", f"less than {low}, the initial one of {application}", f"give {low} to {high}")
-        elif gpus is not None and batch < gpus * share:
-            fewer = f"lower num_replicas to {batch // share}" if batch >= share else ""
-            more = f"raise batch_size to {gpus * share}" if gpus * share <= high else ""
-            fix = " or ".join(filter(None, (more, fewer))) or "take another application"
-            self.wrong("batch_size", f"less than {share} examples on each of {gpus} GPUs", fix)
+    Below M0 nothing is known of an application: neither its gradient noise nor, in the artifact, any measurement.
+    """
+    low, high, share = limits.initial_batch_size, limits.max_batch_size, limits.min_per_gpu_batch_size
+    if batch > high:
+        row.wrong("batch_size", f"more than {high}, the largest of {application}", f"give {low} to {high}")
+    elif batch < low:
+        row.wrong("batch_size", f"less than {low}, the initial one of {application}", f"give {low} to {high}")
+    elif gpus is not None and batch < gpus * share:
+        fewer = f"lower num_replicas to {batch // share}" if batch >= share else ""
+        more = f"raise batch_size to {gpus * share}" if gpus * share <= high else ""
+        fix = " or ".join(filter(None, (more, fewer))) or "take another application"
+        row.wrong("batch_size", f"less than {share} examples on each of {gpus} GPUs", fix)
 
 
 def _name_problem(name: str) -> tuple[str, str] | None:
