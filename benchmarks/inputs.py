@@ -18,6 +18,8 @@ from pollux.core import BatchLimits, GradientStats, Observation, ObservationKey,
 from pollux.goodput import PAPER, GoodputModel, Observations, ThetaSys, t_grad, t_iter
 
 ROOT = Path(__file__).resolve().parents[1]
+REALISTIC = "workloads-realistic"
+"""The folder of workloads whose jobs ask for what owners asked for."""
 NOISE = 0.03
 """Standard deviation of the logarithm of made-up times."""
 
@@ -76,6 +78,11 @@ def traces() -> Path | None:
         Path(os.environ.get("POLLUX_DATA") or ROOT.parent / "shared" / "data").resolve() / "pollux-osdi21" / "traces"
     )
     return folder if folder.is_dir() else None
+
+
+def workloads(traces: Path, folder: str = "workloads") -> list[Path]:
+    """The provided samples of a folder beside the traces, in order."""
+    return sorted((traces.parent / folder).glob("*.csv"))
 
 
 def profiles(rng: np.random.Generator) -> dict[str, Profile]:

@@ -5,16 +5,13 @@ Costs are those of the command (`pollux simulate …`) in a process of its own, 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import inputs
 from benchmarks.measurement import Finding, LeftOut, Measurement, Table, median, spread
+from benchmarks.processes import cost
 from pollux.simulator.compat import preset
 from pollux.simulator.options import Options
 from pollux.simulator.scenario import Scenario, simulate
@@ -23,8 +20,6 @@ from pollux.simulator.settings import applied
 REPETITIONS = 3
 PUBLISHED_CPU_S = {"tiresias": 21.0, "optimus": 82.0}
 """Recorded for the published simulator, one workload of 160 jobs, Python 3.8, one core; it cannot run here."""
-FOLDERS = {"1.0": "workloads", "0.5": "workloads-0.5", "1.5": "workloads-1.5", "2.0": "workloads-2.0"}
-REALISTIC = "workloads-realistic"
 DEVIATIONS = {
     "all of them: our default": {},
     "epochs not rounded to whole seconds": {"world.whole_seconds": False},
@@ -46,43 +41,17 @@ def measure() -> Iterator[Finding]:
     yield from _scale()
 
 
-class Cost(NamedTuple):
-    """Of one process, from its start to its end."""
-
-    cpu_s: float
-    peak_mib: float
-
-
-def _cost(arguments: Sequence[str | Path], cache: Path | None = None) -> Cost:
-    """Run `pollux …`, by default without what earlier runs have left in the cache."""
-    command = [sys.executable, "-m", "pollux.cli.main", *map(str, arguments)]
-    environment = {**os.environ, "POLLUX_CACHE": "" if cache is None else str(cache)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
-    assert process.stderr is not None
-    with process.stderr as stream:
-        said = stream.read().decode()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {said}")
-    return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
-
-
-def _workloads(traces: Path, folder: str) -> list[Path]:
-    return sorted((traces.parent / folder).glob("*.csv"))
-
-
 def _runs(traces: Path) -> Iterator[Finding]:
-    files = [*_workloads(traces, FOLDERS["1.0"]), *_workloads(traces, REALISTIC)]
+    files = [*inputs.workloads(traces), *inputs.workloads(traces, inputs.REALISTIC)]
     for policy, published in PUBLISHED_CPU_S.items():
         commands = [
             ("simulate", file, "--policy", policy, "--compat", "artifact", "--traces", traces) for file in files
         ]
         with tempfile.TemporaryDirectory() as folder:
             for command in commands:
-                _cost(command, Path(folder))
-            first = [[_cost(command).cpu_s for command in commands] for _ in range(REPETITIONS)]
-            later = [[_cost(command, Path(folder)).cpu_s for command in commands] for _ in range(REPETITIONS)]
+                cost(command, Path(folder))
+            first = [[cost(command).cpu_s for command in commands] for _ in range(REPETITIONS)]
+            later = [[cost(command, Path(folder)).cpu_s for command in commands] for _ in range(REPETITIONS)]
         by_file = [median(column) for column in zip(*first, strict=True)]
         worst = max(range(len(files)), key=by_file.__getitem__)
         where = f"160 jobs, --compat artifact, mean of the {len(files)} tuned and realistic workloads"
@@ -105,7 +74,7 @@ def _deviations(traces: Path) -> Table:
     """Each rule of ours alone, on top of the published ones."""
     rows: list[list[str | float]] = []
     published = applied(Options(), preset("artifact"))
-    files = [*_workloads(traces, FOLDERS["1.0"]), *_workloads(traces, REALISTIC)]
+    files = [*inputs.workloads(traces), *inputs.workloads(traces, inputs.REALISTIC)]
     reference = {policy: _average_jcts(traces, files, policy, published) for policy in PUBLISHED_CPU_S}
     for name, changes in DEVIATIONS.items():
         options = applied(published, changes) if changes else Options()
@@ -129,8 +98,8 @@ def _scale() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scale.csv"
         # As many jobs an hour for each GPU as in the paper's workloads.
-        _cost(("workload", "generate", file, "--jobs", "10000", "--hours", "31.25"))
-        cost = _cost(("simulate", file, "--policy", "tiresias", "--nodes", "256", "--gpus-per-node", "4"))
+        cost(("workload", "generate", file, "--jobs", "10000", "--hours", "31.25"))
+        used = cost(("simulate", file, "--policy", "tiresias", "--nodes", "256", "--gpus-per-node", "4"))
     note = "10,000 generated jobs on 256 × 4 GPUs under tiresias, built-in applications"
-    yield Measurement("simulator.scale_10k_jobs_cpu_s", cost.cpu_s, "s", bound=180.0, note=note)
-    yield Measurement("simulator.scale_10k_jobs_mib", cost.peak_mib, "MiB", bound=2048.0, note=f"peak memory of {note}")
+    yield Measurement("simulator.scale_10k_jobs_cpu_s", used.cpu_s, "s", bound=180.0, note=note)
+    yield Measurement("simulator.scale_10k_jobs_mib", used.peak_mib, "MiB", bound=2048.0, note=f"peak memory of {note}")

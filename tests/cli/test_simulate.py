@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -148,7 +149,7 @@ class TestOptions:
             (("--set", "world.interferance=1"), "Did you mean 'world.interference'"),
             (("--set", "interference"), "is not key=value"),
             (("--set", "world.whole_seconds=maybe"), "must be true or false"),
-            (("--set", "policy.nonsense=1"), "option of policy tiresias"),
+            (("--set", "policy.nonsense=1"), "setting = 'policy.nonsense'"),
             (("--interval", "0"), "interval_s"),
             (("--interference", "1"), "must be below 1"),
             (("--traces", "/no/such/folder"), "/no/such/folder"),
@@ -354,3 +355,78 @@ class TestComparing:
         result = invoke(*arguments, "--set", "policy.nope=1")
         assert result.exit_code == 2
         assert "policy.service_threshold_gpu_s" in result.stderr
+
+
+class TestFairness:
+    def test_is_measured_only_when_asked_for(self, workload):
+        usual, measured = (figures("simulate", workload, "--nodes", 1, *more) for more in ((), ("--fairness",)))
+        assert usual["worst_rho"] is None
+        assert "rho" not in usual["jobs"]["a"]
+        rhos = [job["rho"] for job in measured["jobs"].values()]
+        assert measured["worst_rho"] == max(rhos)
+        assert measured["unfair_fraction"] == pytest.approx(sum(rho > 1 for rho in rhos) / 3)
+        assert measured["jobs"]["a"]["jct_s"] == usual["jobs"]["a"]["jct_s"]
+
+    def test_is_in_the_tables_only_when_measured(self, workload):
+        simulate, compare = ("simulate", workload), ("compare", workload, "--policies", "fifo,srtf", "--jobs", 1)
+        for arguments in (simulate, compare):
+            assert "ρ" not in invoke(*arguments).stdout
+            assert "worst ρ" in invoke(*arguments, "--fairness").stdout
+
+    def test_of_a_comparison_is_that_of_each_run(self, workload):
+        alone = figures("simulate", workload, "--policy", "srtf", "--nodes", 1, "--fairness")
+        arguments = ("compare", workload, "--policies", "fifo,srtf", "--nodes", 1, "--fairness")
+        found = figures(*arguments, "--jobs", 2)
+        assert found["runs"][1]["jobs"] == alone["jobs"]
+        assert found["means"]["srtf"]["worst_rho"] == alone["worst_rho"]
+
+
+class TestReport:
+    """What is on the page: tests/simulator/test_report.py."""
+
+    def test_a_comparison_writes_page_figures_and_data(self, workload, tmp_path):
+        folder = tmp_path / "new" / "report"
+        result = invoke("compare", workload, "--policies", "fifo,optimus", "--jobs", 1, "--report", folder)
+        assert result.exit_code == 0, result.output
+        assert str(folder / "report.html") in result.stderr
+        document = json.loads((folder / "report.json").read_text())
+        assert [run["policy"] for run in document["runs"]] == ["fifo", "optimus"]
+        assert all(run["worst_rho"] is not None and run["histories"].keys() == set("abc") for run in document["runs"])
+        assert (folder / "jct.png").exists()
+
+    def test_a_run_has_one_too(self, workload, tmp_path, monkeypatch):
+        told = []
+        monkeypatch.setattr("pollux.simulator.report.write_report", lambda *given, title: told.append((given, title)))
+        assert invoke("simulate", workload, "--policy", "srtf", "--report", tmp_path).exit_code == 0
+        (((outcome,), folder), title) = told[0]
+        assert (outcome.policy, folder, title) == ("srtf", tmp_path, "small under srtf")
+        assert outcome.histories.keys() == set("abc")
+
+    def test_many_jobs_go_without_fairness_unless_it_is_asked_for(self, workload, tmp_path, monkeypatch):
+        measured = []
+        monkeypatch.setattr("pollux.cli.report.MAX_FAIR_JOBS", 2)
+        monkeypatch.setattr(
+            "pollux.simulator.report.write_report", lambda outcomes, *_, title: measured.append(outcomes[0].fairness)
+        )
+        arguments = ("simulate", workload, "--policy", "fifo", "--report", tmp_path)
+        first, second = invoke(*arguments), invoke(*arguments, "--fairness")
+        assert [fairness is None for fairness in measured] == [True, False]
+        assert "--fairness" in first.stderr
+        assert "--fairness" not in second.stderr
+
+    @pytest.mark.parametrize("command", [("simulate",), ("compare", "--policies", "fifo")])
+    def test_a_folder_that_cannot_be_is_refused_before_the_run(self, workload, tmp_path, command):
+        (tmp_path / "file").write_text("precious")
+        for target in (tmp_path / "file", tmp_path / "file" / "below"):
+            result = invoke(*command, workload, "--report", target)
+            assert result.exit_code == 2
+            assert "--report = " in result.stderr
+            assert result.stdout == ""
+        assert (tmp_path / "file").read_text() == "precious"
+
+    def test_without_matplotlib_nothing_runs(self, workload, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        result = invoke("simulate", workload, "--report", tmp_path)
+        assert result.exit_code != 0
+        assert "pip install 'pollux[plot]'" in result.stderr
+        assert result.stdout == ""

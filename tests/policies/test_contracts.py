@@ -43,6 +43,21 @@ class TestOptimus(WorkConservingContract):
         return make("optimus")
 
 
+class TestPollux(PolicyContract):
+    def make(self) -> Policy:
+        return make("pollux")
+
+
+class TestPolluxWithoutAvoidingInterference(WorkConservingContract):
+    def make(self) -> Policy:
+        return make("pollux", {"avoid_interference": False})
+
+
+class TestPolluxForTheSlowest(PolicyContract):
+    def make(self) -> Policy:
+        return make("pollux", {"p": -10.0})
+
+
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_every_built_in_name_is_held_to_the_contract(name: str) -> None:
     here = [kind for kind in globals().values() if isinstance(kind, type) and kind.__module__ == __name__]

@@ -1,8 +1,8 @@
-"""Five small workloads whose event logs are kept beside this file; `pytest --update-golden` writes them anew.
+"""Six small workloads whose event logs are kept beside this file; `pytest --update-golden` writes them anew.
 
-Floats are kept to nine significant digits, of a fit only what it rests on and of a profile only its size: powers and
-fits may end in other last bits with another libm, numba or CPU. On one machine logs are equal byte for byte, which the
-second half tests.
+Floats are kept to nine significant digits, of a fit only what it rests on, of a profile only its size and of a search
+nothing: powers and fits may end in other last bits with another libm, numba or CPU. On one machine logs are equal byte
+for byte, which the second half tests.
 """
 
 from __future__ import annotations
@@ -91,6 +91,13 @@ SCENES = {
         FrozenMap({"scheduler.in_place": True, "world.interference": 0.25}),
         [NodeChange(345.0, NodeLost(NodeId("node-1")))],
     ),
+    "pollux-co-adaptation": Scene(
+        "pollux",
+        [cifar("a", 0), ncf("b", 70), cifar("c", 200), ncf("d", 310), ncf("e", 311), cifar("f", 900)],
+        Cluster.of(node("large", 4), node("other", 4), node("small", 2)),
+        FrozenMap({"world.interference": 0.25}),
+        [NodeChange(1500.0, NodeLost(NodeId("large"))), NodeChange(2400.0, NodeJoined(node("large", 4)))],
+    ),
 }
 
 
@@ -106,7 +113,7 @@ def _stable(value: object) -> object:
         case list():
             return [_stable(item) for item in value]
         case dict():
-            kept = {key: item for key, item in value.items() if key not in ("params", "mean_relative_error")}
+            kept = {key: item for key, item in value.items() if key not in ("params", "mean_relative_error", "stats")}
             if isinstance(profile := kept.get("profile"), dict):
                 kept["profile"] = {gpu_type: len(seen) for gpu_type, seen in profile["observations"].items()}
             return {key: _stable(item) for key, item in kept.items()}
@@ -131,6 +138,10 @@ def test_what_is_kept_shows_what_it_is_kept_for():
     assert kept["tiresias-demotion"].count('"JobStopped"') >= 2, "pre-emption"
     assert kept["optimus-reallocations"].count('"JobStopped"') >= 3, "re-allocation"
     assert kept["srtf-uneven-cluster"].count('"NodeLost"') == 2
+    batch_free = kept["pollux-co-adaptation"]
+    assert batch_free.count('"JobReported"') > 50
+    assert batch_free.count('"JobStopped"') >= 5, "re-allocation"
+    assert '"large":4,"other":4' in batch_free, "a job on two nodes"
     for kind in ("JobReported", "ReplicaLost"):
         assert f'"{kind}"' in kept["adaptive-in-place"]
 

@@ -45,6 +45,7 @@ BUILT_IN: Mapping[str, Entry] = {
         "First come, first served, but jobs that fit pass one that does not; nobody is pre-empted.",
     ),
     "optimus": Entry("pollux.policies.optimus:Optimus"),
+    "pollux": Entry("pollux.policies.pollux.policy:Pollux"),
     "srtf": Entry("pollux.policies.srtf:Srtf"),
     "tiresias": Entry("pollux.policies.tiresias:Tiresias"),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.simulator.metrics import Outcome
-from pollux.simulator.scenario import Scenario, load_truths, prepare, simulate
+from pollux.simulator.scenario import Prepared, Scenario, load_truths, prepare, simulate
 from pollux.simulator.truth import Truth
 
 POLL_S = 0.2
@@ -25,7 +25,7 @@ def run_all(scenarios: Sequence[Scenario], processes: int, on_progress: Callable
     All are checked before the first runs. The first run that fails ends the others, and its error is raised here.
     """
     for scenario in scenarios:
-        prepare(scenario, _truths(scenario.traces))
+        prepare_once(scenario)
     if processes == 1 or len(scenarios) == 1:
         return [_run(scenario, on_progress) for scenario in scenarios]
     # Not forked: the caller may have threads, such as one that draws a bar.
@@ -43,6 +43,11 @@ def run_all(scenarios: Sequence[Scenario], processes: int, on_progress: Callable
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         queue.close()
+
+
+def prepare_once(scenario: Scenario) -> Prepared:
+    """Load and check a scenario; traces that this process has read before are not read again."""
+    return prepare(scenario, _truths(scenario.traces))
 
 
 def _follow(futures: list[Future[Outcome]], queue: Any, on_progress: Callable[[float], None]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pollux.errors import UnknownName
+from pollux.policies import registry
+from pollux.simulator.options import Options
+from pollux.simulator.settings import POLICY, applied
 
 ARTIFACT: Mapping[str, object] = {
     "world.whole_seconds": True,
@@ -18,11 +22,59 @@ ARTIFACT: Mapping[str, object] = {
 }
 """The published simulator, to the second (docs/deviations.md)."""
 
-PRESETS: Mapping[str, Mapping[str, object]] = {"artifact": ARTIFACT}
+ARTIFACT_POLLUX: Mapping[str, object] = {
+    "world.rank_order": "by-node",
+    "policy.solver": "genetic",
+    "policy.published_search": True,
+    "policy.realloc_delay_s": 30.0,
+    "policy.penalise_first_start": True,
+    "policy.one_node_fair_share": True,
+    "policy.max_gpus": 64,
+    "policy.max_nodes": 16,
+    "policy.single_gpu_accumulation": True,
+    "policy.published_grid": True,
+}
+"""What it does besides under Pollux."""
 
 
-def preset(name: str) -> Mapping[str, object]:
-    """The options of a preset, by their dotted names."""
+class Preset(NamedTuple):
+    """Options by their dotted names."""
+
+    of_all: Mapping[str, object]
+    of_policy: Mapping[str, Mapping[str, object]]
+    """Those that come on top under a policy of that name."""
+
+
+PRESETS: Mapping[str, Preset] = {"artifact": Preset(ARTIFACT, {"pollux": ARTIFACT_POLLUX})}
+
+
+def preset(name: str, policy: str = "") -> Mapping[str, object]:
+    """The options of a preset under a policy."""
     if name not in PRESETS:
         raise UnknownName("--compat", name, PRESETS)
-    return PRESETS[name]
+    found = PRESETS[name]
+    return {**found.of_all, **found.of_policy.get(policy, {})}
+
+
+def options_of(
+    policies: Sequence[str], settings: Mapping[str, object], compat: str | None = None
+) -> dict[str, Options]:
+    """The options of a run under each policy: defaults, then the preset, then the settings.
+
+    Each policy gets those of the policies' settings that it has; one that none of them has is refused.
+    """
+    known = {policy: registry.describe(policy)["options"] for policy in policies}
+    own = {key: key.partition(".")[2] for key in settings if key.startswith(f"{POLICY}.")}
+    for key, option in own.items():
+        if not any(option in has for has in known.values()):
+            raise UnknownName("setting", key, sorted({f"{POLICY}.{name}" for has in known.values() for name in has}))
+    return {
+        policy: applied(
+            Options(),
+            {
+                **(preset(compat, policy) if compat else {}),
+                **{key: value for key, value in settings.items() if key not in own or own[key] in has},
+            },
+        )
+        for policy, has in known.items()
+    }

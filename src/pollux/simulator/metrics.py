@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pollux.core import Job
-from pollux.simulator.timeline import Timeline
+from pollux.simulator.fairness import Fairness
+from pollux.simulator.timeline import History, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,11 @@ class Outcome:
     policy_cpu_s: Sequence[float]
     """Of each round that planned."""
     cpu_s: float
-    """Of the whole run, reading included."""
+    """Of the whole run, reading included; isolated runs for fairness are not."""
+    fairness: Fairness | None = None
+    """None if it was not measured."""
+    histories: Mapping[str, History] | None = None
+    """Of each job, by its name; None if nobody asked for them."""
 
     def figures(self) -> dict[str, Any]:
         """All figures but those of single jobs and of single rounds."""
@@ -96,16 +102,46 @@ class Outcome:
             "policy_cpu_ms_mean": float(cpu_ms.mean()),
             "policy_cpu_ms_p99": float(np.percentile(cpu_ms, 99)),
             "cpu_s": self.cpu_s,
+            "worst_rho": None if self.fairness is None else self.fairness.worst,
+            "unfair_fraction": None if self.fairness is None else self.fairness.unfair_fraction,
+            "fairness_cpu_s": None if self.fairness is None else self.fairness.cpu_s,
         }
 
     def document(self) -> dict[str, Any]:
         """Everything, as JSON holds it."""
-        return {
+        document = {
             "workload": self.workload,
             "policy": self.policy,
             "num_jobs": len(self.jobs),
             **self.figures(),
             "inputs": self.inputs,
-            "jobs": {job.name: job.figures() for job in self.jobs},
+            "jobs": self._figures_of_jobs(),
             "timeline": vars(self.timeline),
         }
+        if self.histories is not None:
+            document["histories"] = {name: vars(history) for name, history in self.histories.items()}
+        return document
+
+    def _figures_of_jobs(self) -> dict[str, dict[str, Any]]:
+        figures = {job.name: job.figures() for job in self.jobs}
+        if self.fairness is not None:
+            measured = zip(self.fairness.rho, self.fairness.isolated_jct_s, strict=True)
+            for of_job, (rho, isolated_jct_s) in zip(figures.values(), measured, strict=True):
+                of_job |= {"rho": rho, "isolated_jct_s": isolated_jct_s}
+        return figures
+
+
+def means(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Of each figure, over the workloads of each policy; None where one of them has none."""
+    by_policy: dict[str, list[dict[str, Any]]] = {}
+    for outcome in outcomes:
+        by_policy.setdefault(outcome.policy, []).append(outcome.figures())
+    return {
+        policy: {key: _mean([figures[key] for figures in runs]) for key in runs[0]}
+        for policy, runs in by_policy.items()
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pollux import __version__, applications
-from pollux.core import Cluster, Event, JobId, JobSpec, NodeJoined, encode
+from pollux.core import BatchLimits, Cluster, Event, JobId, JobSpec, NodeJoined, encode
 from pollux.errors import InvalidSpec, UnknownName
 from pollux.policies import Policy, registry
 from pollux.scheduler import EventLog, Record
-from pollux.simulator.cluster_file import ClusterFile
+from pollux.simulator.cluster_file import ClusterFile, NodeChange
+from pollux.simulator.fairness import Fairness, measure
 from pollux.simulator.generator import BUILT_IN, built_in_workload
 from pollux.simulator.metrics import JobOutcome, Outcome
 from pollux.simulator.options import AgentOptions, Options
+from pollux.simulator.timeline import Histories
 from pollux.simulator.truth import Truth, truths_built_in, truths_of_traces
 from pollux.simulator.workload import Workload, WorkloadJob, checked, read_workload
 from pollux.simulator.world import World
@@ -37,6 +39,12 @@ class Scenario:
     traces: Path | None = None
     """Measured traces; None: the built-in applications are the truth."""
     options: Options = field(default_factory=Options)
+    fairness: bool = False
+    """Also run each job alone on its fair share of the cluster; takes several times as long."""
+    histories: bool = False
+    """Also keep what every job did over time; needs memory for each change."""
+    content: Workload | None = None
+    """The jobs, where they are in no file; `workload` then says what they were made from."""
 
 
 class NoLog:
@@ -68,7 +76,10 @@ def prepare(scenario: Scenario, truths: Mapping[str, Truth] | None = None) -> Pr
     policy = registry.make(scenario.policy, scenario.options.policy)
     truths = load_truths(scenario.traces) if truths is None else truths
     cluster = scenario.cluster or default_cluster(scenario.workload)
-    workload = load_workload(scenario.workload, truths, cluster.largest)
+    if scenario.content is None:
+        workload = load_workload(scenario.workload, truths, cluster.largest)
+    else:
+        workload = checked(scenario.content, _limits(truths), cluster.largest)
     _check_gpu_types(cluster, {job.application: truths[job.application] for job in workload.jobs})
     for name in scenario.options.agent.pinned:
         if name not in truths and name not in applications.names():
@@ -77,6 +88,9 @@ def prepare(scenario: Scenario, truths: Mapping[str, Truth] | None = None) -> Pr
     if latest.submitted_at_s > limit:
         problem = f"job {latest.name!r} is submitted later, at {latest.submitted_at_s:g} s"
         raise InvalidSpec("world.max_time_s", limit, problem, "Raise it, or mend the times of the workload")
+    if scenario.fairness and not cluster.cluster.num_gpus:
+        problem = "the cluster has no GPU at the start, so there is nothing to share"
+        raise InvalidSpec("fairness", True, problem, "Begin with at least one node, or leave fairness out")
     return Prepared(scenario, policy, cluster, truths, workload)
 
 
@@ -90,30 +104,20 @@ def simulate(
 ) -> Outcome:
     """Run it to the end. `on_start` hears how many jobs there are, `on_end` of each that has ended.
 
+    With fairness each job is heard of twice: once it has ended, and once it has been run alone.
+
     `cpu_began_s` is the process time that `cpu_s` counts from; now, if it is not given. `truths`: see `prepare`.
     """
     began = time.process_time() if cpu_began_s is None else cpu_began_s
     ready = prepare(scenario, truths)
-    on_start(len(ready.workload.jobs))
-    options = scenario.options
-    specs = [
-        (job.submitted_at_s, spec_of(job, ready.truths[job.application], ready.policy, options.agent))
-        for job in ready.workload.jobs
-    ]
-    world = World(
-        specs,
-        ready.truths,
-        ready.cluster.cluster,
-        ready.policy,
-        options,
-        ready.cluster.changes,
-        NoLog() if log is None else log,
-    )
+    on_start(len(ready.workload.jobs) * (2 if scenario.fairness else 1))
+    jobs, cluster = ready.workload.jobs, ready.cluster
+    world = world_of(jobs, ready.truths, cluster.cluster, ready.policy, scenario.options, cluster.changes, log)
+    world.histories = Histories() if scenario.histories else None
     world.run(on_end)
-    for truth in ready.truths.values():
-        truth.save()
+    _save(ready.truths)
     ended = sorted(world.scheduler.state.ended.values(), key=lambda job: job.sequence)
-    return Outcome(
+    outcome = Outcome(
         ready.workload.name,
         scenario.policy,
         _inputs(ready),
@@ -121,7 +125,47 @@ def simulate(
         world.timeline,
         world.policy_cpu_s,
         time.process_time() - began,
+        histories=None if world.histories is None else {str(job): it for job, it in world.histories.of_job.items()},
     )
+    return replace(outcome, fairness=_fairness(ready, outcome.jobs, on_end)) if scenario.fairness else outcome
+
+
+def world_of(
+    jobs: Sequence[WorkloadJob],
+    truths: Mapping[str, Truth],
+    cluster: Cluster,
+    policy: Policy,
+    options: Options,
+    changes: Iterable[NodeChange] = (),
+    log: EventLog | None = None,
+) -> World:
+    """The world that jobs of a workload are submitted to, each as its owner would under that policy."""
+    specs = [(job.submitted_at_s, spec_of(job, truths[job.application], policy, options.agent)) for job in jobs]
+    return World(specs, truths, cluster, policy, options, changes, NoLog() if log is None else log)
+
+
+def _fairness(ready: Prepared, outcomes: Sequence[JobOutcome], on_job: Callable[[], None]) -> Fairness:
+    """Of a run that has ended. A fair share loses no node: what the shared cluster lost counts against the policy."""
+    scenario = ready.scenario
+    options = replace(scenario.options, world=replace(scenario.options.world, node_mtbf_s=None))
+
+    def jct_alone(job: WorkloadJob, cluster: Cluster) -> float:
+        policy = registry.make(scenario.policy, options.policy)
+        world = world_of([job], ready.truths, cluster, policy, options)
+        world.run()
+        (ended,) = world.scheduler.state.ended.values()
+        return JobOutcome.of(ended).jct_s
+
+    by_name = {job.name: job for job in ready.workload.jobs}
+    jobs, ends = [by_name[job.name] for job in outcomes], [job.finished_at_s for job in outcomes]
+    found = measure(jobs, ends, ready.cluster.cluster, options.interval_s, jct_alone, on_job)
+    _save(ready.truths)
+    return found
+
+
+def _save(truths: Mapping[str, Truth]) -> None:
+    for truth in truths.values():
+        truth.save()
 
 
 def load_truths(traces: Path | None) -> dict[str, Truth]:
@@ -139,13 +183,16 @@ def default_cluster(workload: str) -> ClusterFile:
 
 def load_workload(name: str, truths: Mapping[str, Truth], cluster: Cluster) -> Workload:
     """The built-in workload of that name, or the file at that path."""
-    limits = {key: truth.limits for key, truth in truths.items()}
     if name in BUILT_IN:
-        return checked(built_in_workload(name), limits, cluster)
+        return checked(built_in_workload(name), _limits(truths), cluster)
     if not Path(name).exists():
         known = ", ".join(BUILT_IN)
         raise InvalidSpec("workload", name, "is neither a file nor a built-in workload", f"Built-in ones: {known}")
-    return read_workload(Path(name), limits, cluster)
+    return read_workload(Path(name), _limits(truths), cluster)
+
+
+def _limits(truths: Mapping[str, Truth]) -> dict[str, BatchLimits]:
+    return {name: truth.limits for name, truth in truths.items()}
 
 
 def spec_of(job: WorkloadJob, truth: Truth, policy: Policy, options: AgentOptions) -> JobSpec:
@@ -185,6 +232,8 @@ def _inputs(ready: Prepared) -> dict[str, Any]:
         "workload": scenario.workload,
         "policy": scenario.policy,
         "policy_options": dict(options.policy),
+        "adapts_gpus": ready.policy.adapts_gpus,
+        "adapts_batch": ready.policy.adapts_batch,
         "traces": None if scenario.traces is None else str(scenario.traces),
         "interval_s": options.interval_s,
         "seed": options.seed,

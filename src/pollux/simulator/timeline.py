@@ -1,9 +1,10 @@
-"""What the cluster did over time, sampled after each round."""
+"""What the cluster and its jobs did over time, sampled after each round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pollux.core import JobId
 from pollux.scheduler import SchedulerState
 from pollux.simulator.run import Run
 
@@ -69,3 +70,55 @@ class Timeline:
         """Active jobs, averaged over the rounds that had any."""
         busy = [count for count in self.active_jobs if count]
         return sum(busy) / len(busy) if busy else 0.0
+
+
+class History:
+    """What one job did: parallel lists, one entry for each change. While it holds no GPUs, all are zero."""
+
+    def __init__(self) -> None:
+        self.time_s: list[float] = []
+        self.num_gpus: list[int] = []
+        self.num_nodes: list[int] = []
+        self.batch_size: list[int] = []
+        """Total, of one step."""
+        self.efficiency: list[float] = []
+        """Statistical efficiency at that batch size, also before its replicas are ready."""
+        self.goodput: list[float] = []
+        """Useful examples a second; zero until its replicas are ready."""
+
+    def note(
+        self, now: float, num_gpus: int, num_nodes: int, batch_size: int, efficiency: float, goodput: float
+    ) -> None:
+        """What is true from now on; written down only if it was not true before."""
+        latest = (num_gpus, num_nodes, batch_size, efficiency, goodput)
+        columns = (self.num_gpus, self.num_nodes, self.batch_size, self.efficiency, self.goodput)
+        if self.time_s and latest == tuple(column[-1] for column in columns):
+            return
+        self.time_s.append(now)
+        for column, value in zip(columns, latest, strict=True):
+            column.append(value)  # type: ignore[attr-defined]
+
+
+class Histories:
+    """The history of every job that has held GPUs so far."""
+
+    def __init__(self) -> None:
+        self.of_job: dict[JobId, History] = {}
+        self._holding: set[JobId] = set()
+
+    def sample(self, now: float, runs: Iterable[Run]) -> None:
+        holding = set()
+        for run in runs:
+            job, shape = run.training.id, run.shape
+            holding.add(job)
+            goodput = run.throughput * run.efficiency if run.trains(now) else 0.0
+            history = self.of_job.setdefault(job, History())
+            history.note(now, shape.num_gpus, shape.num_nodes, run.training.batch_size, run.efficiency, goodput)
+        for job in self._holding - holding:
+            self.let_go(job, now)
+        self._holding = holding
+
+    def let_go(self, job: JobId, now: float) -> None:
+        """It holds nothing from now on. A job that ends between two samples is told of at its end."""
+        self._holding.discard(job)
+        self.of_job.setdefault(job, History()).note(now, 0, 0, 0, 0.0, 0.0)

@@ -51,7 +51,7 @@ from pollux.simulator.cluster_file import NodeChange
 from pollux.simulator.options import Options
 from pollux.simulator.oracle import OracleSource
 from pollux.simulator.run import Run, Training
-from pollux.simulator.timeline import Timeline
+from pollux.simulator.timeline import Histories, Timeline
 from pollux.simulator.truth import Truth
 
 PATIENCE = 1000
@@ -86,6 +86,8 @@ class World:
         self.scheduler = Scheduler(log, replace(options.scheduler, seed=options.seed))
         self.now = 0.0
         self.timeline = Timeline()
+        self.histories: Histories | None = None
+        """Who wants them gives one before the run, to be filled: they take memory."""
         self.policy_cpu_s: list[float] = []
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[object, ...]]] = []
         self._sequence = count()
@@ -168,6 +170,8 @@ class World:
 
     def _sample(self) -> None:
         self.timeline.sample(self.now, self.scheduler.state, self._runs.values())
+        if self.histories is not None:
+            self.histories.sample(self.now, self._runs.values())
 
     def _names_left(self) -> str:
         left = [job_id for job_id in self._trainings if job_id not in self.scheduler.state.ended]
@@ -248,6 +252,8 @@ class World:
         if training.is_done:
             del self._runs[training.id]
             self._num_left -= 1
+            if self.histories is not None:
+                self.histories.let_go(training.id, self.now)
             self._handle(JobFinished(training.id, run.generation))
             self._interfere()
             return

@@ -1,0 +1,93 @@
+"""A round as numbers: who may have how many GPUs where, and what that is worth. All of one GPU type.
+
+Axes: J jobs in order of priority, N nodes, C classes of spread (how far a job is spread, as far as any job's
+throughput model can tell: on one node or on several, for the paper's), K GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pollux.core import JobId, NodeId
+from pollux.goodput.numerics import FloatArray
+from pollux.policies.pollux.objective import Objective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """One scheduling round. An answer is an integer array [J, N], GPUs of each job on each node."""
+
+    job_ids: tuple[JobId, ...]
+    """First come those that must keep what they have, then the others by GPU-seconds attained, fewest first."""
+    node_ids: tuple[NodeId, ...]
+    capacity: FloatArray  # [N] int: GPUs
+    rack: FloatArray  # [N] int: 0, 1 …
+    spread: FloatArray  # [N + 1, racks + 1] int: class of (nodes, racks) of a placement
+    present: FloatArray  # [J, N] int: what each holds; a row of zeros if it holds nothing or cannot stay
+    pinned: FloatArray  # [J] bool: keeps exactly that
+    least: FloatArray  # [J] int: fewest GPUs when it runs, ≥ 1
+    most: FloatArray  # [J] int: most GPUs; below `least` for a job that cannot run at all
+    speedup: FloatArray  # [J, C, K + 1]: over the fair share; 0 for K = 0 and where no batch size fits
+    factor: FloatArray  # [J]: what re-allocation leaves of the speedup of a job that does not keep its row
+    objective: Objective
+    avoid_interference: bool = True
+    """At most one job on several nodes may use any node."""
+    max_nodes: int = 1 << 30
+    """Of one job."""
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self.job_ids)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_ids)
+
+    def speedups(self, allocation: FloatArray) -> FloatArray:
+        """[J]: what the model promises of each row, before the cost of re-allocation."""
+        num_gpus = allocation.sum(axis=1)
+        held = allocation > 0
+        num_nodes = held.sum(axis=1)
+        racks = np.zeros((len(allocation), int(self.rack.max(initial=0)) + 1), dtype=bool)
+        for node in range(self.num_nodes):
+            racks[:, self.rack[node]] |= held[:, node]
+        spread = self.spread[num_nodes, racks.sum(axis=1)]
+        return np.asarray(self.speedup[np.arange(len(allocation)), spread, num_gpus])
+
+    def values(self, allocation: FloatArray) -> FloatArray:
+        """[J]: what each row is worth to the objective."""
+        kept = (allocation == self.present).all(axis=1)
+        return self.objective.values(self.speedups(allocation) * np.where(kept, 1.0, self.factor))
+
+    def fitness(self, allocation: FloatArray) -> float:
+        return self.objective.fitness(self.values(allocation))
+
+    def utility(self, allocation: FloatArray) -> float:
+        """Speedups per GPU of the nodes in use (the paper's second objective)."""
+        in_use = int(self.capacity[allocation.any(axis=0)].sum())
+        return float(self.speedups(allocation).sum()) / in_use if in_use else 0.0
+
+    def violations(self, allocation: FloatArray) -> list[str]:
+        """Which of its rules an answer breaks; empty if none. For tests: solvers keep them all."""
+        num_gpus = allocation.sum(axis=1)
+        runs = num_gpus > 0
+        spread_out = (allocation > 0).sum(axis=1) > 1
+        meeting = ((allocation > 0) & spread_out[:, None]).sum(axis=0)
+        found = {
+            "negative": bool((allocation < 0).any()),
+            "more than a node has": bool((allocation.sum(axis=0) > self.capacity).any()),
+            "fewer than least": bool((runs & (num_gpus < self.least)).any()),
+            "more than most": bool((runs & (num_gpus > self.most) & ~self.pinned).any()),
+            "too many nodes": bool(((allocation > 0).sum(axis=1) > self.max_nodes)[~self.pinned].any()),
+            "pinned moved": bool((allocation != self.present)[self.pinned].any()),
+            "interference": self.avoid_interference and bool((meeting > self._meeting_at_best()).any()),
+        }
+        return [name for name, is_so in found.items() if is_so]
+
+    def _meeting_at_best(self) -> FloatArray:
+        """[N]: distributed jobs that a node may have: one, or as many as are pinned there already."""
+        pinned = self.present[self.pinned]
+        spread_out = (pinned > 0).sum(axis=1) > 1
+        return np.maximum(((pinned > 0) & spread_out[:, None]).sum(axis=0), 1)
