@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pollux import __version__
-from pollux.cli import doctor, output, profile, simulate, workload
+from pollux.cli import doctor, output, profile, simulate, study, workload
 from pollux.errors import InvalidInput, PolluxError
 
 FAILED = 1
@@ -84,6 +84,8 @@ def root(
 
 app.command()(simulate.simulate)
 app.command()(simulate.compare)
+app.command()(study.sweep)
+app.command()(study.reproduce)
 app.command()(workload.policies)
 app.add_typer(workload.app, name="workload")
 app.add_typer(profile.app, name="profile")

@@ -155,6 +155,11 @@ def _cell(value: object) -> RenderableType:
     return Text(str(value))
 
 
+def number(value: float | None, digits: int) -> Text:
+    """A cell with so many digits after the point; a dash for None."""
+    return Text("–" if value is None else f"{value:.{digits}f}", justify="right")
+
+
 def check_writable(path: Path | None, option: str) -> None:
     """Refuse a file that cannot be written before hours of work are done for it."""
     if path is not None and path != STDOUT and not path.exists():

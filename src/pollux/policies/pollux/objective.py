@@ -17,6 +17,10 @@ from pollux.core import checks
 from pollux.errors import InvalidSpec
 from pollux.goodput.numerics import FloatArray, Real
 
+LARGEST_SPEEDUP = 1e3
+"""Up to which, and down to its reciprocal, values must be numbers that thousands of jobs can be summed in."""
+LARGEST_VALUE = 1e300
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -32,6 +36,10 @@ class Objective:
         checks.finite(InvalidSpec, "p", self.p, None)
         checks.finite(InvalidSpec, "scale", self.scale, 0, above=True)
         checks.finite(InvalidSpec, "floor", self.floor, 0, above=True)
+        steepest = math.log(LARGEST_VALUE) / max(math.log(LARGEST_SPEEDUP), abs(math.log(self.floor)))
+        if abs(self.p) > steepest:
+            fix = f"Choose a p within ±{steepest:.0f}: at −10 hardly anybody but the slowest counts already"
+            raise InvalidSpec("p", self.p, f"too steep for floor = {self.floor:g}", fix)
 
     def values(self, speedup: FloatArray) -> FloatArray:
         """Of each job, larger is better. `speedup` is what is left of it after a re-allocation's factor."""

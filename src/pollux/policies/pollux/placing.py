@@ -19,11 +19,12 @@ class Placing:
         self.free = problem.capacity.copy()
         self._distributed = np.zeros(problem.num_nodes, dtype=np.int64)
         """Jobs on several nodes, by node."""
+        self._has_racks = len(np.unique(problem.rack)) > 1
         self._alone_on: dict[int, dict[int, int]] = {node: {} for node in range(problem.num_nodes)}
         """Node → jobs that are on this node only → their GPUs."""
 
     def put(self, job: int, row: FloatArray) -> None:
-        """Give a job these GPUs, which must be free."""
+        """Give a job that has none these GPUs, which must be free."""
         self._change(job, row, 1)
         self.allocation[job] = row
 
@@ -36,9 +37,9 @@ class Placing:
         self.free[nodes] -= sign * row[nodes]
         if len(nodes) > 1:
             self._distributed[nodes] += sign
-        elif sign > 0:
+        elif len(nodes) and sign > 0:
             self._alone_on[int(nodes[0])][job] = int(row[nodes[0]])
-        else:
+        elif len(nodes):
             del self._alone_on[int(nodes[0])][job]
 
     def fits(self, row: FloatArray) -> bool:
@@ -51,23 +52,26 @@ class Placing:
     def find(self, job: int, size: int) -> FloatArray | None:
         """Free GPUs for a job: on one node if one has so many, the fullest such; else on as few as possible.
 
-        Among equals where it is already: there a resize in place starts fewer replicas.
+        Among equals where it is already: there a resize in place starts fewer replicas. On several nodes within one
+        rack, if that is worth more to the job.
         """
         here = self._problem.present[job] > 0
         roomy = np.flatnonzero(self.free >= size)
-        row = np.zeros(len(self.free), dtype=np.int64)
         if len(roomy):
-            row[roomy[np.lexsort((roomy, ~here[roomy], self.free[roomy]))[0]]] = size
-            return row
+            return self._fill(roomy[np.lexsort((roomy, ~here[roomy], self.free[roomy]))], self.free, size)
         usable = self.free > 0
         if self._problem.avoid_interference:
             usable &= self._distributed == 0
         nodes = np.flatnonzero(usable)
         nodes = nodes[np.lexsort((nodes, ~here[nodes], -self.free[nodes]))]
-        return self._fill(row, nodes, self.free, size)
+        rack = self._problem.rack[nodes]
+        choices = [nodes, *(nodes[rack == each] for each in np.unique(rack))] if self._has_racks else [nodes]
+        rows = [row for choice in choices if (row := self._fill(choice, self.free, size)) is not None]
+        return max(rows, key=lambda row: self.value(job, row), default=None)
 
-    def _fill(self, row: FloatArray, nodes: FloatArray, room: FloatArray, size: int) -> FloatArray | None:
+    def _fill(self, nodes: FloatArray, room: FloatArray, size: int) -> FloatArray | None:
         """So many GPUs from these nodes, one after the other; None if they do not have them."""
+        row = np.zeros(len(room), dtype=np.int64)
         for count, node in enumerate(nodes.tolist(), 1):
             row[node] = min(size, int(room[node]))
             size -= int(row[node])
@@ -98,7 +102,7 @@ class Placing:
             room[node] += sum(self._alone_on[node][job] for job in leaving[node])
             cost[node] = len(leaving[node])
         nodes = np.lexsort((np.arange(len(room)), cost, -np.minimum(room, size)))[:count]
-        row = self._fill(np.zeros(len(room), dtype=np.int64), nodes, room, size)
+        row = self._fill(nodes, room, size)
         if row is None:
             return None
         return row, [job for node in np.flatnonzero(row).tolist() for job in leaving[node]]
@@ -118,11 +122,11 @@ class Placing:
             lacking -= gpus
         return found
 
-    def value(self, job: int, row: FloatArray) -> float:
-        """What these GPUs are worth to the objective if the job has them."""
+    def value(self, job: int, row: FloatArray, *, moved: bool = False) -> float:
+        """What these GPUs are worth to the objective if the job has them, or as many of other nodes."""
         problem = self._problem
         nodes = np.flatnonzero(row)
         racks = len(set(problem.rack[nodes].tolist()))
         speedup = problem.speedup[job, problem.spread[len(nodes), racks], int(row.sum())]
-        factor = 1.0 if (row == problem.present[job]).all() else problem.factor[job]
-        return float(problem.objective.values(speedup * factor))
+        stays = not moved and (row == problem.present[job]).all()
+        return float(problem.objective.values(speedup * (1.0 if stays else problem.factor[job])))

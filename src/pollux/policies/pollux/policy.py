@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, Node, Plan, Shape, Snapshot, checks
 from pollux.errors import InvalidSpec, UnknownName
-from pollux.goodput import BatchOptions, GoodputModel
+from pollux.goodput import BatchOptions
 from pollux.goodput.numerics import FloatArray
 from pollux.policies.base import Policy
-from pollux.policies.packing import Free, by_arrival, packed_shapes, pinned
+from pollux.policies.packing import packed_shapes
+from pollux.policies.pollux.gpu_types import Holdings, by_gpu_type, second_choices
 from pollux.policies.pollux.objective import Objective
 from pollux.policies.pollux.packed import Packed
 from pollux.policies.pollux.problem import Problem
@@ -55,37 +56,58 @@ class Pollux(Policy):
     """How agents choose their batch size, as `agent.…` says: what a policy believes must be what they do."""
     floor: float = 1e-3
     """What a job without GPUs counts in the power mean."""
+    population: int = 100
+    generations: int = 100
+    """Of the genetic solver."""
+    published_search: bool = False
+    """The genetic solver with the artifact's own rules and slips (docs/deviations.md)."""
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
             raise UnknownName("pollux.solver", self.solver, SOLVERS)
-        checks.finite(InvalidSpec, "pollux.p", self.p, None)
         checks.finite(InvalidSpec, "pollux.realloc_delay_s", self.realloc_delay_s, 0, optional=True)
         checks.whole(InvalidSpec, "pollux.growth", self.growth, 1)
         checks.whole(InvalidSpec, "pollux.max_gpus", self.max_gpus, 1, optional=True)
         checks.whole(InvalidSpec, "pollux.max_nodes", self.max_nodes, 1, optional=True)
+        checks.finite(InvalidSpec, "pollux.p", self.p, None)
         checks.finite(InvalidSpec, "pollux.floor", self.floor, 0, above=True)
+        Objective(self.p, floor=self.floor)  # refuses a p too steep for that floor
+        checks.whole(InvalidSpec, "pollux.population", self.population, 1)
+        checks.whole(InvalidSpec, "pollux.generations", self.generations, 1)
         self._by_type: dict[str, tuple[Speedups, Solver]] = {}
         self._stats: dict[str, float] = {}
 
     def plan(self, snapshot: Snapshot, seed: int) -> Plan:
         rng = np.random.Generator(np.random.PCG64(seed))
-        free = Free(snapshot.cluster)
-        kept = pinned(snapshot, free)
-        groups = _by_gpu_type(snapshot, kept)
+        holdings = Holdings.of(snapshot)
+        groups = by_gpu_type(snapshot, holdings)
         self._stats = {}
         allocations: dict[JobId, Allocation] = {}
-        for gpu_type, jobs in groups.items():
-            speedups, solver = self._tools(gpu_type)
-            problem = self._problem(snapshot, gpu_type, _by_priority(jobs, kept, snapshot.time_s), kept, speedups)
-            solution = solver.solve(problem, Budget(), rng)
-            allocations |= _allocations(problem, solution.allocation, snapshot, kept)
-            facts = {"fitness": solution.fitness, "bound": solution.bound, **solution.stats}
-            prefix = f"{gpu_type}." if len(groups) > 1 else ""
-            self._stats |= {f"{prefix}{name}": float(fact) for name, fact in facts.items() if fact is not None}
-        if len(groups) > 1:
-            _seat_elsewhere(snapshot, allocations)
-        return Plan(FrozenMap(allocations))
+        settled: set[JobId] = set()
+        waiting = list(groups)
+        while waiting:
+            for gpu_type in waiting:
+                if groups[gpu_type]:
+                    allocations |= self._solve(snapshot, holdings, gpu_type, groups[gpu_type], rng)
+            waiting = second_choices(snapshot.cluster, groups, allocations, settled) if len(groups) > 1 else []
+        return Plan(FrozenMap({job: allocation for job, allocation in allocations.items() if allocation}))
+
+    def _solve(
+        self, snapshot: Snapshot, holdings: Holdings, gpu_type: str, jobs: Sequence[Job], rng: np.random.Generator
+    ) -> dict[JobId, Allocation]:
+        """Who gets which GPUs of that type, nothing included."""
+        now_s = snapshot.time_s
+        # Those that must keep what they have, then those who have had least.
+        order = sorted(
+            jobs, key=lambda job: (job.id not in holdings.pinned, job.attained_gpu_s_at(now_s), job.sequence)
+        )
+        speedups, solver = self._tools(gpu_type)
+        problem = self._problem(snapshot, holdings, gpu_type, order, speedups)
+        solution = solver.solve(problem, Budget(), rng)
+        facts = {"fitness": solution.fitness, "bound": solution.bound, **solution.stats}
+        prefix = f"{gpu_type}." if len(snapshot.cluster.gpu_types) > 1 else ""
+        self._stats |= {f"{prefix}{name}": float(fact) for name, fact in facts.items() if fact is not None}
+        return _allocations(problem, solution.allocation, holdings)
 
     def stats(self) -> Mapping[str, float]:
         return self._stats
@@ -100,12 +122,7 @@ class Pollux(Policy):
         return self._by_type[gpu_type]
 
     def _problem(
-        self,
-        snapshot: Snapshot,
-        gpu_type: str,
-        jobs: Sequence[Job],
-        kept: Mapping[JobId, Allocation],
-        speedups: Speedups,
+        self, snapshot: Snapshot, holdings: Holdings, gpu_type: str, jobs: Sequence[Job], speedups: Speedups
     ) -> Problem:
         """The round as numbers, for the jobs that are to run on GPUs of that type."""
         nodes = [node for node in snapshot.cluster if node.schedulable and node.gpu_type == gpu_type]
@@ -114,8 +131,8 @@ class Pollux(Policy):
         models = speedups.prepare(jobs)
         known = frozenset(model.model for model in models if model is not None)
         spreads = spreads_known_to(known, len(nodes), len(racks))
-        present = _present(jobs, nodes, kept)
-        bounds = [self._bounds(*of) for of in zip(jobs, models, present.sum(axis=1).tolist(), strict=True)]
+        present = _present(jobs, nodes, holdings)
+        bounds = [self._bounds(job, held) for job, held in zip(jobs, present.sum(axis=1).tolist(), strict=True)]
         least, most = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
         total = int(capacity.sum())
         most = np.minimum(most, total)
@@ -127,7 +144,7 @@ class Pollux(Policy):
             np.array([racks[node.rack] for node in nodes], dtype=np.int64),
             spreads.of,
             present,
-            np.array([job.id in kept for job in jobs], dtype=bool),
+            np.array([job.id in holdings.pinned for job in jobs], dtype=bool),
             least,
             most,
             speedups.table(jobs, np.maximum(most, present.sum(axis=1)), spreads, int(capacity.max()), fair),
@@ -141,13 +158,13 @@ class Pollux(Policy):
         """The shape of an equal part of the cluster."""
         return Shape(num_gpus) if self.one_node_fair_share else packed_shapes(cluster, gpu_type)[num_gpus - 1]
 
-    def _bounds(self, job: Job, model: GoodputModel | None, held: int) -> tuple[int, int]:
+    def _bounds(self, job: Job, held: int) -> tuple[int, int]:
         """Fewest and most GPUs that it may have in this round."""
         least, most = job.spec.gpu_bounds
         observed = 0
         limits = [limit for limit in (most, self.max_gpus) if limit is not None]
-        if model is not None and job.model is not None:
-            observed = max(fit.max_gpus_observed for fit in job.model.throughput.values())
+        if job.model is not None:
+            observed = max((fit.max_gpus_observed for fit in job.model.throughput.values()), default=0)
             largest = job.spec.requested_batch_size if job.spec.fixed_batch else job.model.limits.max_batch_size
             largest = largest or job.model.limits.initial_batch_size
             limits.append(max(largest // job.model.limits.min_per_gpu_batch_size, least))
@@ -167,70 +184,40 @@ class Pollux(Policy):
         return max(age_s - job.num_reallocations * delay_s, 0.0) / (age_s + delay_s)
 
 
-def _make_packed(policy: Pollux) -> Solver:
+def _packed(policy: Pollux) -> Solver:
     return Packed()
 
 
-SOLVERS: Mapping[str, Callable[[Pollux], Solver]] = {"packed": _make_packed}
+def _genetic(policy: Pollux) -> Solver:
+    from pollux.policies.pollux.genetic import Genetic  # imported for those who ask for it
+
+    rules = Genetic.published() if policy.published_search else Genetic()
+    return replace(rules, population=policy.population, generations=policy.generations)
 
 
-def _by_priority(jobs: Sequence[Job], kept: Mapping[JobId, Allocation], now_s: float) -> list[Job]:
-    """Those that must keep what they have, then those who have had least."""
-    return sorted(jobs, key=lambda job: (job.id not in kept, job.attained_gpu_s_at(now_s), job.sequence))
+SOLVERS: Mapping[str, Callable[[Pollux], Solver]] = {"packed": _packed, "genetic": _genetic}
 
 
-def _by_gpu_type(snapshot: Snapshot, kept: Mapping[JobId, Allocation]) -> dict[str, list[Job]]:
-    """The jobs that are to run on each type: that which they ask for, else have, else where fewest share the GPUs."""
-    free = Free(snapshot.cluster)
-    groups: dict[str, list[Job]] = {kind: [] for kind in free.by_type}
-    undecided: list[Job] = []
-    for job in by_arrival(snapshot.jobs.values()):
-        kind = job.spec.gpu_type or free.gpu_type(kept.get(job.id, job.assigned))
-        if kind is None:
-            undecided.append(job)
-        elif kind in groups:
-            groups[kind].append(job)
-    for job in undecided:
-        wide = [kind for kind, total in free.by_type.items() if total >= job.spec.gpu_bounds[0]]
-        if wide:
-            groups[max(wide, key=lambda kind: free.by_type[kind] / (1 + len(groups[kind])))].append(job)
-    return {kind: jobs for kind, jobs in groups.items() if jobs}
-
-
-def _present(jobs: Sequence[Job], nodes: Sequence[Node], kept: Mapping[JobId, Allocation]) -> FloatArray:
+def _present(jobs: Sequence[Job], nodes: Sequence[Node], holdings: Holdings) -> FloatArray:
     """[J, N]: what each holds; nothing where it cannot stay."""
     position = {node.id: index for index, node in enumerate(nodes)}
     present = np.zeros((len(jobs), len(nodes)), dtype=np.int64)
     for row, job in enumerate(jobs):
-        held = kept.get(job.id, job.assigned).gpus
-        if all(node in position for node in held):
-            for node, count in held.items():
+        held = holdings.by_job.get(job.id)
+        if held is not None and next(iter(held.gpus)) in position:
+            for node, count in held.gpus.items():
                 present[row, position[node]] = count
     return present
 
 
-def _allocations(
-    problem: Problem, answer: FloatArray, snapshot: Snapshot, kept: Mapping[JobId, Allocation]
-) -> dict[JobId, Allocation]:
+def _allocations(problem: Problem, answer: FloatArray, holdings: Holdings) -> dict[JobId, Allocation]:
     stays = (answer == problem.present).all(axis=1)
-    found: dict[JobId, Allocation] = {}
+    found: dict[JobId, Allocation] = dict.fromkeys(problem.job_ids, Allocation())
     for row in np.flatnonzero(answer.any(axis=1)).tolist():
         job_id = problem.job_ids[row]
         if stays[row]:
-            found[job_id] = kept.get(job_id, snapshot.jobs[job_id].assigned)
+            found[job_id] = holdings.by_job[job_id]
         else:
             nodes = np.flatnonzero(answer[row]).tolist()
             found[job_id] = Allocation(FrozenMap({problem.node_ids[node]: int(answer[row, node]) for node in nodes}))
     return found
-
-
-def _seat_elsewhere(snapshot: Snapshot, allocations: dict[JobId, Allocation]) -> None:
-    """Jobs that went away empty on one GPU type get their minimum of another, if some is left."""
-    free = Free(snapshot.cluster)
-    for allocation in allocations.values():
-        free.hold(allocation)
-    for job in by_arrival(snapshot.jobs.values()):
-        if job.id not in allocations and job.spec.gpu_type is None:
-            found = free.take(job.spec.gpu_bounds[0])
-            if found is not None:
-                allocations[job.id] = found

@@ -90,4 +90,4 @@ class Problem:
         """[N]: distributed jobs that a node may have: one, or as many as are pinned there already."""
         pinned = self.present[self.pinned]
         spread_out = (pinned > 0).sum(axis=1) > 1
-        return np.maximum(((pinned > 0) & spread_out[:, None]).sum(axis=0), 1)
+        return np.asarray(np.maximum(((pinned > 0) & spread_out[:, None]).sum(axis=0), 1))

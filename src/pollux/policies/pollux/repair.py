@@ -41,7 +41,7 @@ class Rules(NamedTuple):
             pinned=np.array(problem.pinned, dtype=np.bool_, order="C"),
             least=np.array(problem.least, dtype=np.int64, order="C"),
             most=np.minimum(problem.most, problem.speedup.shape[2] - 1).astype(np.int64),
-            max_nodes=problem.max_nodes,
+            max_nodes=int(problem.max_nodes),
             avoid_interference=bool(problem.avoid_interference),
             published_interference=published_interference,
             seat_idle=seat_idle,
@@ -50,9 +50,12 @@ class Rules(NamedTuple):
 
 @compiled
 def keep_pinned(individual: FloatArray, rules: Rules) -> None:
-    for j in range(len(individual)):
+    """Jobs that must stay have what they have now."""
+    J, N = individual.shape
+    for j in range(J):
         if rules.pinned[j]:
-            individual[j] = rules.present[j]
+            for n in range(N):
+                individual[j, n] = rules.present[j, n]
 
 
 @compiled
@@ -141,7 +144,9 @@ def seat_rows(individual: FloatArray, rules: Rules, num_gpus: FloatArray, room: 
 def seat_idle(individual: FloatArray, rules: Rules, num_gpus: FloatArray, room: FloatArray, state: FloatArray) -> None:
     """Jobs without GPUs, in turn from a random one, get their least on a random node, or on several. Not published."""
     J, N = individual.shape
-    free = room.sum()
+    free = 0
+    for n in range(N):
+        free += room[n]
     first = below(state, J)
     is_busy = np.zeros(0, dtype=np.bool_)
     for i in range(J):
@@ -161,20 +166,23 @@ def seat_idle(individual: FloatArray, rules: Rules, num_gpus: FloatArray, room: 
                 break
         else:
             if len(is_busy) == 0:
-                is_busy = nodes_of_distributed(individual, rules)
+                is_busy = nodes_of_distributed(individual, rules.avoid_interference)
             free -= seat_apart(individual[j], least, start, rules.max_nodes, is_busy, room)
 
 
 @compiled
-def nodes_of_distributed(individual: FloatArray, rules: Rules) -> FloatArray:
-    """[N] bool: where another distributed job would interfere."""
+def nodes_of_distributed(individual: FloatArray, avoid_interference: bool) -> FloatArray:
+    """[N] bool: where another distributed job would interfere, if that is to be avoided."""
     J, N = individual.shape
     is_busy = np.zeros(N, dtype=np.bool_)
-    if rules.avoid_interference:
-        for j in range(J):
-            held = individual[j] > 0
-            if held.sum() > 1:
-                is_busy |= held
+    for j in range(J):
+        num_nodes = 0
+        for n in range(N):
+            num_nodes += individual[j, n] > 0
+        if avoid_interference and num_nodes > 1:
+            for n in range(N):
+                if individual[j, n] > 0:
+                    is_busy[n] = True
     return is_busy
 
 
@@ -189,33 +197,32 @@ def seat_apart(row: FloatArray, least: int, start: int, max_nodes: int, is_busy:
             row[n] = min(missing, room[n])
             missing -= row[n]
             num_nodes += 1
-    if missing > 0:
-        row[:] = 0
-        return 0
     for n in range(N):
+        if missing > 0:
+            row[n] = 0
         room[n] -= row[n]
         is_busy[n] |= row[n] > 0
-    return least
+    return 0 if missing > 0 else least
 
 
 @compiled
-def repair(individual: FloatArray, rules: Rules, state: FloatArray) -> None:
-    """In place, until no rule of the problem is broken. The order is the published one."""
-    J = len(individual)
+def repair(store: FloatArray, places: FloatArray, rules: Rules, state: FloatArray) -> None:
+    """The individuals at these places of the store [S, J, N], in place, until they break no rule of the problem.
+
+    The order is the published one.
+    """
+    J, N = store.shape[1], store.shape[2]
     num_gpus, num_nodes = np.empty(J, dtype=np.int64), np.empty(J, dtype=np.int64)
-    room = rules.room.copy()
-    keep_pinned(individual, rules)
-    measure(individual, num_gpus, num_nodes)
-    if rules.avoid_interference:
-        separate(individual, rules, num_gpus, num_nodes)
-    cut_rows(individual, rules, num_gpus, num_nodes, state)
-    seat_rows(individual, rules, num_gpus, room)
-    if rules.seat_idle:
-        seat_idle(individual, rules, num_gpus, room, state)
-
-
-@compiled
-def repair_all(store: FloatArray, places: FloatArray, rules: Rules, state: FloatArray) -> None:
-    """The individuals at these places of the store [S, J, N]."""
+    room = np.empty(N, dtype=np.int16)
     for place in places:
-        repair(store[place], rules, state)
+        individual = store[place]
+        for n in range(N):
+            room[n] = rules.room[n]
+        keep_pinned(individual, rules)
+        measure(individual, num_gpus, num_nodes)
+        if rules.avoid_interference:
+            separate(individual, rules, num_gpus, num_nodes)
+        cut_rows(individual, rules, num_gpus, num_nodes, state)
+        seat_rows(individual, rules, num_gpus, room)
+        if rules.seat_idle:
+            seat_idle(individual, rules, num_gpus, room, state)

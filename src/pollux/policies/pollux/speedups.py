@@ -25,6 +25,8 @@ class Spreads:
     nodes: tuple[int, ...]
     """Fewest nodes of each class, and racks of a placement of so many nodes."""
     racks: tuple[int, ...]
+    most_nodes: tuple[int, ...]
+    """Of each class."""
 
 
 @lru_cache(maxsize=64)
@@ -42,7 +44,8 @@ def spreads_known_to(models: frozenset[ThroughputModel], num_nodes: int, num_rac
     of = np.zeros((num_nodes + 1, num_racks + 1), dtype=np.int64)
     of[pairs[:, 0], pairs[:, 1]] = rank[classes.ravel()]
     fewest = pairs[first[order]]
-    return Spreads(of, tuple(fewest[:, 0].tolist()), tuple(fewest[:, 1].tolist()))
+    most = [int(np.argwhere(of[1:, 1:] == index)[:, 0].max()) + 1 for index in range(len(fewest))]
+    return Spreads(of, tuple(fewest[:, 0].tolist()), tuple(fewest[:, 1].tolist()), tuple(most))
 
 
 @dataclass(slots=True)
@@ -54,7 +57,8 @@ class _Known:
     gradient: GradientStats
     limits: BatchLimits
     model: GoodputModel
-    spreads: Spreads | None = None
+    made_for: tuple[Spreads, int] | None = None
+    """Spreads and GPUs of the largest node that the table is about."""
     table: FloatArray | None = None
     """Goodput [C, up to the largest K asked for so far]."""
     fair_shape: Shape | None = None
@@ -115,14 +119,14 @@ class Speedups:
             known = self._known.get(job_id)
             if known is None or limit < 1:
                 continue
-            if known.table is None or known.spreads is not spreads or known.table.shape[1] <= limit:
+            if known.table is None or known.made_for != (spreads, largest_node) or known.table.shape[1] <= limit:
                 # Powers of two: few lengths, so that what is derived from the shapes is shared.
                 stale.setdefault(1 << (limit - 1).bit_length(), []).append(known)
         for length, group in stale.items():
             shapes, place = _shapes(spreads, length, largest_node)
             goodput = tables([known.model for known in group], shapes).goodput
             for known, row in zip(group, goodput, strict=True):
-                known.spreads = spreads
+                known.made_for = spreads, largest_node
                 known.table = np.zeros((len(spreads.nodes), length + 1))
                 known.table[place] = row
 
@@ -157,14 +161,9 @@ def _shapes(spreads: Spreads, length: int, largest_node: int) -> tuple[ShapeSet,
     """One shape for each class and number of GPUs that can be placed so, and where it stands in a table."""
     places = [
         (index, num_gpus)
-        for index, fewest in enumerate(spreads.nodes)
-        for num_gpus in range(fewest, min(length, largest_node) + 1 if fewest == 1 and _splits(spreads) else length + 1)
+        for index, (fewest, most) in enumerate(zip(spreads.nodes, spreads.most_nodes, strict=True))
+        for num_gpus in range(fewest, min(length, most * largest_node) + 1)
     ]
     shapes = [Shape(num_gpus, spreads.nodes[index], spreads.racks[index]) for index, num_gpus in places]
     rows, columns = np.array(places, dtype=np.int64).reshape(-1, 2).T
     return ShapeSet.of(shapes), (rows, columns)
-
-
-def _splits(spreads: Spreads) -> bool:
-    """Whether any model tells one node from several."""
-    return len(spreads.nodes) > 1
