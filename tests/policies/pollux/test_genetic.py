@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.policies.pollux.problems import POWERS, problem, problems
 
 from pollux.errors import InvalidSpec
-from pollux.policies.pollux import chance, evaluation, genetic, operators, repair, survival
-from pollux.policies.pollux.genetic import Genetic
+from pollux.policies.pollux.genetic import Genetic, chance, evaluation, operators, repair, search, survival
 from pollux.policies.pollux.solver import Budget
 
 SMALL = {"population": 12, "generations": 6}
@@ -58,7 +57,7 @@ def test_equal_seeds_give_equal_answers_and_others_do_not(solver):
 def test_plain_python_gives_the_same_answer_as_machine_code(solver, monkeypatch):
     crowd = problem([4, 2, 4], [{0: 2}, {0: 1, 1: 1}, {}, {}, {}], least=[1, 1, 1, 2, 5], max_nodes=2)
     compiled = [solve(solver(**SMALL), crowd, seed) for seed in range(3)]
-    for module in (chance, evaluation, genetic, operators, repair, survival):
+    for module in (chance, evaluation, operators, repair, search, survival):
         for name, function in vars(module).items():
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(module, name, function.py_func)

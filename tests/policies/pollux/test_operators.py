@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.policies.pollux.problems import problem, problems
 
-from pollux.policies.pollux import chance, operators, repair, survival
-from pollux.policies.pollux.evaluation import Worth, evaluate, new_ones
-from pollux.policies.pollux.repair import Rules
+from pollux.policies.pollux.genetic import chance, operators, repair, survival
+from pollux.policies.pollux.genetic.evaluation import Worth, evaluate, new_ones
+from pollux.policies.pollux.genetic.repair import Rules
 
 seeds = st.integers(0, 2**32 - 1)
 

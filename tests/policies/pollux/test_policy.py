@@ -221,7 +221,7 @@ class TestTypes:
         """It was given a higher minimum since it was started, and cannot have that where it is."""
         keeps = known("keeps", held={"t0": 3}, preemptible=False)
         moment = snapshot(MIXED, keeps, known("more", 1, held={"t0": 1}, min_gpus=2), time_s=600.0)
-        assert given_out(moment) == {"keeps": {"t0": 3}, "more": {"a0": 2}}
+        assert given_out(moment) == {"keeps": {"t0": 3}, "more": {"a0": 4}}
 
     def test_figures_are_told_by_type(self):
         policy = Pollux()

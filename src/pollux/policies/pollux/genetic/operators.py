@@ -11,7 +11,7 @@ import numpy as np
 
 from pollux.goodput.compiled import compiled
 from pollux.goodput.numerics import FloatArray
-from pollux.policies.pollux.chance import below, chance, misses
+from pollux.policies.pollux.genetic.chance import below, chance, misses
 
 CROSSOVER = 0.9
 RESET = SHRINK = DROP = 0.1

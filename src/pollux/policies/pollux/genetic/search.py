@@ -15,13 +15,13 @@ import numpy as np
 from pollux.core import FrozenMap, JobId, NodeId, checks
 from pollux.errors import InvalidSpec
 from pollux.goodput.numerics import FloatArray
-from pollux.policies.pollux.chance import begin
-from pollux.policies.pollux.evaluation import Worth, evaluate, new_ones
-from pollux.policies.pollux.operators import breed
+from pollux.policies.pollux.genetic.chance import begin
+from pollux.policies.pollux.genetic.evaluation import Worth, evaluate, new_ones
+from pollux.policies.pollux.genetic.operators import breed
+from pollux.policies.pollux.genetic.repair import Rules, repair
+from pollux.policies.pollux.genetic.survival import contestants, ranked, survivors, winners
 from pollux.policies.pollux.problem import Problem
-from pollux.policies.pollux.repair import Rules, repair
 from pollux.policies.pollux.solver import Budget, Solution
-from pollux.policies.pollux.survival import contestants, ranked, survivors, winners
 
 
 class _Memory(NamedTuple):
