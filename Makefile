@@ -34,9 +34,9 @@ help: ## Show this list
 
 setup: $(STAMP) ## Create .venv and install Pollux with its pinned dependencies
 
-run: $(STAMP) ## Compare all policies on a built-in workload, in a simulated cluster; writes out/compare.json
+run: $(STAMP) ## Compare all policies on a built-in workload, in a simulated cluster; writes a report to out/report
 	@echo "24 jobs of five training tasks, submitted within 90 minutes to 4 nodes of 4 GPUs, under each policy:"
-	@$(VENV)/bin/pollux compare demo --policies fifo,fifo-backfill,tiresias,srtf,optimus --json out/compare.json
+	@$(VENV)/bin/pollux compare demo --policies fifo,fifo-backfill,tiresias,srtf,optimus,pollux --report out/report
 
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(PY) -m pytest $(ARGS)

@@ -133,16 +133,24 @@ def _beside_published(traces: Path) -> Iterator[Finding]:
 
 def _studies(data: Path) -> Iterator[Table]:
     """What `pollux reproduce` finds, beside what was published."""
+    parts = _reproduced("--data", data, "--only", ",".join(STUDIES))
+    for name, part in parts.items():
+        yield _study(f"`pollux reproduce --only {name}`", name, part["cases"])
+    published = ("--compat", "artifact", "--only", "interference", "--workloads", "2")
+    part = _reproduced("--data", data, *published)["interference"]
+    # Whole nodes are hardly ever shared: only plans of the genetic search show what interference can do.
+    yield _study(f"`pollux reproduce {' '.join(published)}`", "interference", part["cases"])
+
+
+def _reproduced(*arguments: str | Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "paper.json"
-        only = ",".join(STUDIES)
-        cost(("reproduce", "--data", data, "--only", only, "--report", Path(folder) / "page", "--json", file))
-        document = json.loads(file.read_text(encoding="utf-8"))
-    for name in STUDIES:
-        yield _study(name, document["studies"][name])
+        cost(("reproduce", *arguments, "--report", Path(folder) / "page", "--json", file))
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["parts"]
+    return found
 
 
-def _study(name: str, cases: Sequence[Mapping[str, Any]]) -> Table:
+def _study(title: str, axis: str, cases: Sequence[Mapping[str, Any]]) -> Table:
     rows: list[list[str | float]] = []
     for case in cases:
         means, published = case["means"], case["published"].get("avg_jct_s")
@@ -152,10 +160,26 @@ def _study(name: str, cases: Sequence[Mapping[str, Any]]) -> Table:
                 "" if case["value"] is None else f"{case['value']:g}",
                 round(means["avg_jct_s"]),
                 "–" if published is None else round(published),
+                _signed(case["change"]),
+                _signed(case["published_change"]),
                 round(means["p99_jct_s"]),
                 round(means["makespan_s"]),
                 f"{means['reallocations_per_job']:.2f}",
             ]
         )
-    columns = ("policy", name, "avg JCT, s", "published, s", "p99, s", "makespan, s", "re-allocations")
-    return Table(f"`pollux reproduce --only {name}`", columns, rows)
+    columns = (
+        "policy",
+        axis,
+        "avg JCT, s",
+        "published, s",
+        "change",
+        "published",
+        "p99, s",
+        "makespan, s",
+        "re-allocs",
+    )
+    return Table(title, columns, rows)
+
+
+def _signed(share: float | None) -> str:
+    return "–" if share is None else f"{share:+.1%}"

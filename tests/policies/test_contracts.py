@@ -53,6 +53,16 @@ class TestPolluxWithoutAvoidingInterference(WorkConservingContract):
         return make("pollux", {"avoid_interference": False})
 
 
+class TestGeneticPollux(PolicyContract):
+    def make(self) -> Policy:
+        return make("pollux", {"solver": "genetic", "population": 10, "generations": 4})
+
+
+class TestGeneticPolluxAsPublished(PolicyContract):
+    def make(self) -> Policy:
+        return make("pollux", {"solver": "genetic", "population": 10, "generations": 4, "published_search": True})
+
+
 class TestPolluxForTheSlowest(PolicyContract):
     def make(self) -> Policy:
         return make("pollux", {"p": -10.0})

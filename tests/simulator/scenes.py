@@ -24,6 +24,7 @@ from pollux.core import (
 )
 from pollux.policies import Policy, registry
 from pollux.policies.packing import Free
+from pollux.policies.pollux.policy import Pollux
 from pollux.scheduler import EventLog, MemoryLog, SchedulerOptions
 from pollux.simulator.cluster_file import NodeChange
 from pollux.simulator.options import Options, WorldOptions
@@ -33,6 +34,7 @@ from pollux.simulator.workload import WorkloadJob
 from pollux.simulator.world import World
 
 EQUAL_SHARE = f"{__name__}:EqualShare"
+GENETIC = f"{__name__}:SmallGenetic"
 LIMITS = BatchLimits(32, 1024, 1, 1024)
 
 
@@ -185,3 +187,12 @@ def plans(world: World) -> list[tuple[float, Plan]]:
 
 def reports(world: World) -> list[JobReported]:
     return [event for _, event in events(world, JobReported)]  # type: ignore[misc]
+
+
+@dataclass
+class SmallGenetic(Pollux):
+    """Pollux with the genetic solver, small enough for tests."""
+
+    solver: str = "genetic"
+    population: int = 12
+    generations: int = 8

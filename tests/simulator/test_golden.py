@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.simulator.scenes import EQUAL_SHARE, log_text, run_jobs
+from tests.simulator.scenes import EQUAL_SHARE, GENETIC, log_text, run_jobs
 
 from pollux.core import Cluster, FrozenMap, Node, NodeId, NodeJoined, NodeLost
 from pollux.policies import registry
@@ -159,7 +159,7 @@ MIXED = Scene(
     Cluster.of(node("large", 4), node("middle", 2), node("small", 1)),
     FrozenMap({"seed": 7, "world.node_mtbf_s": 1500.0, "world.node_repair_s": 400.0, "world.interference": 0.2}),
 )
-EVERY_POLICY = (*registry.BUILT_IN, EQUAL_SHARE)
+EVERY_POLICY = (*registry.BUILT_IN, EQUAL_SHARE, GENETIC)
 
 
 def mixed_log(policy: str) -> str:

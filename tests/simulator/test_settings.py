@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pollux.errors import InvalidSpec, UnknownName
-from pollux.simulator.compat import PRESETS, preset
+from pollux.policies import registry
+from pollux.simulator.compat import PRESETS, options_of, preset
 from pollux.simulator.options import AgentOptions, Options, RankOrder, WorldOptions
 from pollux.simulator.settings import applied, known, parse
 
@@ -125,6 +126,29 @@ class TestPresets:
         assert options.agent.pinned == ()
         assert not options.world.whole_seconds
         assert options.agent.single_gpu_accumulation
+
+    def test_every_policy_can_be_made_with_what_a_preset_says(self):
+        names = registry.names()
+        for name, options in options_of(names, {}, "artifact").items():
+            registry.make(name, options.policy)
+            assert options.world.whole_seconds
+
+    def test_a_preset_may_say_more_under_a_policy(self):
+        found = options_of(["pollux", "optimus"], {"policy.p": 1.0}, "artifact")
+        assert found["pollux"].policy["solver"] == "genetic"
+        assert found["pollux"].policy["p"] == 1.0
+        assert found["pollux"].world.rank_order is RankOrder.BY_NODE
+        assert found["optimus"].policy == {}
+        assert found["optimus"].world.rank_order is RankOrder.LARGEST_FIRST
+
+    def test_settings_go_before_the_preset(self):
+        found = options_of(["pollux"], {"policy.solver": "packed", "world.rank_order": "largest-first"}, "artifact")
+        assert found["pollux"].policy["solver"] == "packed"
+        assert found["pollux"].world.rank_order is RankOrder.LARGEST_FIRST
+
+    def test_an_option_that_none_of_the_policies_has_is_refused(self):
+        with pytest.raises(UnknownName, match=r"policy\.q.*policy\.p"):
+            options_of(["pollux", "optimus"], {"policy.q": 1.0})
 
     def test_an_unknown_preset_is_answered_with_the_known_ones(self):
         with pytest.raises(UnknownName, match="Did you mean 'artifact'"):
