@@ -68,8 +68,12 @@ class TestSweep:
         [
             (("speed", "demo", "--policies", "fifo"), "Known: interference, interval, load, p"),
             (("load", "demo", "--policies", "fifo", "--values", "one"), "'one' is no number"),
-            (("load", "demo", "--policies", "fifo", "--values", "0"), "must be greater than 0"),
-            (("interference", "demo", "--policies", "fifo", "--values", "1"), "must be below 1"),
+            (("load", "demo", "--policies", "fifo", "--values", "1,0"), "--values = 0.0: must be greater than 0"),
+            (("load", "demo", "--policies", "fifo", "--values", "1e9"), "--values = 1000000000.0: makes more than"),
+            (("interval", "demo", "--policies", "fifo", "--values", "60,-5"), "--values = -5.0: must be greater than"),
+            (("interference", "demo", "--policies", "fifo", "--values", "1"), "--values = 1.0: must be below 1"),
+            (("p", "demo", "--policies", "pollux", "--values", "-1e9"), "--values = -1000000000.0: too steep"),
+            (("load", "demo", "--policies", "fifo", "--interval", "0"), "interval_s = 0"),
             (("p", "demo", "--policies", "fifo"), "Name policies that have it: pollux"),
             (("load", "demo", "--policies", ","), "names no policy"),
             (("load", "nowhere.csv", "--policies", "fifo"), "neither a file nor a built-in workload"),
@@ -119,10 +123,18 @@ class TestReproduce:
         assert "Known: adaptation, fairness, interference, interval, load, p, table" in result.stderr
         result = invoke("reproduce", "--data", tmp_path)
         assert result.exit_code == 2
+        assert f"--data = '{tmp_path}'" in result.stderr
         assert "no pollux-osdi21/workloads" in result.stderr
+
+    @pytest.mark.parametrize("only", [",", "", " , "])
+    def test_a_list_of_no_parts_is_not_taken_for_all(self, only):
+        result = invoke("reproduce", "--only", only)
+        assert result.exit_code == 2
+        assert "names no part. Known: table, load, interval, interference, p, fairness, adaptation" in result.stderr
 
     def test_the_environment_may_name_the_data(self, tmp_path, monkeypatch):
         monkeypatch.setenv("POLLUX_DATA", str(tmp_path / "there"))
         result = invoke("reproduce")
         assert result.exit_code == 2
-        assert "there" in result.stderr
+        assert f"$POLLUX_DATA = '{tmp_path / 'there'}'" in result.stderr
+        assert "--data" not in result.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -74,6 +75,9 @@ class TestGenerate:
             (("--configuration", "x"), "tuned or realistic"),
             (("--jobs", "0"), "--jobs"),
             (("--hours", "0"), "--hours"),
+            (("--hours", "inf"), "--hours = inf: must be finite"),
+            (("--jobs", 10**7), "--jobs = 10000000: too many"),
+            (("--seed", -1), "--seed = -1"),
         ],
     )
     def test_wrong_options_are_refused(self, arguments, message):
@@ -112,6 +116,21 @@ class TestImport:
         assert "3 jobs are in" in result.stderr
         assert f"try: pollux simulate {path}" in result.stderr
         assert invoke("simulate", path, "--nodes", 2).exit_code == 0
+
+    @pytest.mark.parametrize("link", [None, Path.symlink_to, Path.hardlink_to])
+    def test_the_log_is_never_overwritten(self, log, tmp_path, link):
+        file = log if link is None else tmp_path / "link.csv"
+        if link is not None:
+            link(file, log)
+        result = invoke("workload", "import", log, file, "--jobs", 3)
+        assert result.exit_code == 2
+        assert f"FILE = '{file}': is the log itself" in result.stderr
+        assert log.read_text() == LOG
+        assert file.is_symlink() == (link is Path.symlink_to)
+
+    def test_one_job_is_no_plural(self, log, tmp_path):
+        result = invoke("workload", "import", log, tmp_path / "one.csv", "--jobs", 1)
+        assert f"1 job is in {tmp_path / 'one.csv'}; try" in result.stderr
 
     def test_prints_nothing_but_csv_when_asked_to(self, log):
         result = invoke("workload", "import", log, "-", "--jobs", 4, "--format", "philly-csv")
@@ -153,19 +172,27 @@ class TestImport:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--jobs", 13), "only 12 usable jobs"),
+            (("--jobs", 13), "--jobs = 13: only 12 usable jobs"),
             (("--jobs", 0), "--jobs"),
             (("--hours", 0), "--hours"),
-            (("--hours", 25), "consecutive"),
+            (("--jobs", 10**7), "--jobs = 10000000: too many"),
+            (("--hours", 25), "keep the dates with --consecutive"),
+            (("--hours", 25), "--hours = 25.0: is longer than the day"),
+            (("--hours", "inf", "--consecutive"), "--hours = inf: must be finite"),
+            (("--min-duration", -1), "--min-duration = -1.0"),
+            (("--max-gpu-hours", "inf"), "--max-gpu-hours = inf"),
+            (("--max-gpus", 0), "--max-gpus = 0"),
+            (("--seed", -1), "--seed = -1"),
             (("--max-gpu-hours", 0), "--max-gpu-hours"),
-            (("--start-hour", 24), "hour of the day"),
+            (("--start-hour", 24), "--start-hour = 24.0: is no hour of the day"),
             (("--from", "2017-10-02 03:00"), "--consecutive"),
             (("--consecutive", "--start-hour", 3), "--start-hour"),
             (("--consecutive", "--from", "monday"), "is not a time"),
+            (("--consecutive", "--from", "2018-10-02 03:00"), "--from = '2018-10-02 03:00:00'"),
             (("--consecutive", "--from", "2018-10-02 03:00"), "Give a time between 2017-10-01"),
-            (("--configuration", "x"), "tuned or realistic"),
-            (("--cluster", "c"), "Known: a, b"),
-            (("--format", "phily"), "Did you mean 'philly'"),
+            (("--configuration", "x"), "--configuration = 'x': no such choice. Give tuned or realistic"),
+            (("--cluster", "c"), "--cluster = 'c': no such name. Known: a, b"),
+            (("--format", "phily"), "--format = 'phily': no such name. Did you mean 'philly'"),
             (("--format", "helios"), "names none of the columns"),
         ],
     )

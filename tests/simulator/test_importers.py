@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
+import io
 import json
+import lzma
+import os
 import re
 import string
+import tarfile
+import threading
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +21,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.refusals import refusing
 
 from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
-from pollux.simulator.documents import MAX_LISTED
+from pollux.simulator.documents import MAX_LISTED, PACKED, read_text
 from pollux.simulator.importers import FORMATS, JobList, LoggedJob, read_log
 from pollux.simulator.importers.formats import guessed_format
 from pollux.simulator.importers.recorded import parse_time
@@ -76,9 +85,9 @@ def at(text: str) -> float:
 
 @pytest.fixture
 def read(tmp_path):
-    def read(text: str, format_name: str | None = None, skip_damaged: bool = False) -> JobList:
+    def read(text: str | bytes, format_name: str | None = None, skip_damaged: bool = False) -> JobList:
         path = tmp_path / "jobs.txt"
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return read_log(path, format_name, skip_damaged=skip_damaged)
 
     return read
@@ -86,14 +95,27 @@ def read(tmp_path):
 
 @pytest.fixture
 def refused(read):
-    def refused(text: str, format_name: str | None = None) -> str:
-        with pytest.raises(InvalidDocument) as caught:
-            read(text, format_name)
-        assert caught.value.field == "log"
-        assert str(caught.value.value).endswith("jobs.txt")
-        return str(caught.value)
+    return refusing(read, "log", "jobs")
 
-    return refused
+
+@pytest.fixture
+def packed() -> dict[str, bytes]:
+    """A log in each of the ways in which logs are published; of one that Python cannot write only the beginning."""
+    content, archive, ball = HELIOS.encode(), io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("cluster_log.csv", HELIOS)
+    with tarfile.open(fileobj=ball, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        entry = tarfile.TarInfo("cluster_log.csv")
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return {
+        "gzip": gzip.compress(content),
+        "zip": archive.getvalue(),
+        "xz": lzma.compress(content),
+        "bzip2": bz2.compress(content),
+        "zstd": b"\x28\xb5\x2f\xfd\x04\x00",
+        "tar": ball.getvalue(),
+    }
 
 
 class TestPhillyCsv:
@@ -252,6 +274,9 @@ class TestPhilly:
             (7, "[1] = 7: is not an object"),
             ({"jobid": "a", "submitted_time": "2017-10-07 01:11:39"}, "[1].attempts: is missing; add it"),
             (philly_job(jobid=3), "[1].jobid = 3: is not text"),
+            (philly_job(jobid=None), "[1].jobid = null: is not text"),
+            (philly_job(jobid=[None, True]), "[1].jobid = [null, true]: is not text"),
+            (philly_job(submitted_time=None), "[1].submitted_time = null: is left open"),
             (philly_job(submitted_time="None"), "[1].submitted_time = 'None': is left open"),
             (philly_job(submitted_time="today"), "[1].submitted_time = 'today': is not a time; write it as"),
             (philly_job(submitted_time=12), "[1].submitted_time = 12: is not a time"),
@@ -301,13 +326,29 @@ class TestAllFormats:
     def test_the_format_is_told_by_the_first_line(self, tmp_path, text, expected):
         path = tmp_path / "log"
         path.write_text(text, encoding="utf-8")
-        assert guessed_format(path) == expected
+        assert guessed_format(path, read_text("log", path)) == expected
+        assert read_log(path) == read_log(path, expected)
+
+    def test_a_log_is_read_once_and_may_be_a_pipe(self, tmp_path):
+        path = tmp_path / "log"
+        os.mkfifo(path)
+        writer = threading.Thread(target=path.write_text, args=(HELIOS,), daemon=True)
+        writer.start()
+        assert len(read_log(path).jobs) == 1
+        writer.join()
 
     @pytest.mark.parametrize("text", ["", PAI, "name,time\n", "x" * 200_000, '"never closed'])
     def test_an_unknown_beginning_is_refused_with_the_formats(self, refused, text):
         message = refused(text)
         assert "--format" in message
         assert all(name in message for name in FORMATS)
+        assert "Alibaba's published table has no header: --format pai" in message
+
+    @pytest.mark.parametrize("name", PACKED)
+    @pytest.mark.parametrize("format_name", [None, "helios", "philly"])
+    def test_what_is_still_packed_is_said_to_be(self, refused, packed, name, format_name):
+        message = refused(packed[name], format_name)
+        assert f"is compressed or an archive ({name}). Unpack it first." in message
 
     def test_an_unknown_format_is_refused(self, read):
         with pytest.raises(UnknownName, match="Did you mean 'helios'"):

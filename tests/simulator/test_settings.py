@@ -146,6 +146,20 @@ class TestPresets:
         assert found["pollux"].policy["solver"] == "packed"
         assert found["pollux"].world.rank_order is RankOrder.LARGEST_FIRST
 
+    def test_agents_of_the_artifact_report_with_the_rounds(self):
+        assert options_of(["optimus"], {"interval_s": 30.0}, "artifact")["optimus"].agent.report_interval_s == 30.0
+        given = {"interval_s": 30.0, "agent.report_interval_s": 15.0}
+        assert options_of(["optimus"], given, "artifact")["optimus"].agent.report_interval_s == 15.0
+        assert options_of(["optimus"], {"interval_s": 300.0})["optimus"].agent.report_interval_s == 30.0
+
+    def test_what_a_policy_believes_of_agents_is_what_they_do(self):
+        believes = options_of(["pollux", "optimus"], {"agent.published_grid": True})
+        assert believes["pollux"].policy == {"published_grid": True}
+        assert believes["optimus"].policy == {}
+        stubborn = {"agent.published_grid": True, "policy.published_grid": False}
+        assert options_of(["pollux"], stubborn)["pollux"].policy == {"published_grid": False}
+        assert options_of(["pollux"], {})["pollux"].policy == {}
+
     def test_an_option_that_none_of_the_policies_has_is_refused(self):
         with pytest.raises(UnknownName, match=r"policy\.q.*policy\.p"):
             options_of(["pollux", "optimus"], {"policy.q": 1.0})

@@ -16,8 +16,9 @@ from pollux.simulator.generator import GeneratorOptions, built_in_workload
 from pollux.simulator.report import render
 from pollux.simulator.scenario import Scenario, simulate
 from pollux.simulator.studies.cases import Case, distinct, run_cases
-from pollux.simulator.studies.claims import Claim, claims_of, verdict
-from pollux.simulator.studies.paper import PARTS, World, parts_of
+from pollux.simulator.studies.claims import UNAVOIDED_GENETIC, Claim, claims_of, verdict
+from pollux.simulator.studies.loads import scaled
+from pollux.simulator.studies.paper import GENETIC_NOT_AVOIDING, PARTS, World, parts_of
 from pollux.simulator.studies.paper_page import paper_sections
 from pollux.simulator.studies.published import read_results
 from pollux.simulator.studies.samples import GeneratedSamples, generated_samples, paper_samples
@@ -162,7 +163,7 @@ class TestSweep:
 @pytest.fixture(scope="module")
 def reproduced():
     """The whole reproduction with a handful of jobs."""
-    world = World(TINY)
+    world = World(TINY, search={"policy.population": 6, "policy.generations": 2})
     parts = parts_of(world)
     scenarios = distinct([case for part in parts for case in part.cases])
     runs = run_cases(scenarios, 1, quiet)
@@ -182,9 +183,9 @@ class TestReproduction:
     def test_parts_share_their_runs(self, reproduced):
         _, parts, scenarios = reproduced
         wanted = sum(len(case.case.scenarios) for part in parts for case in part.cases)
-        # A sample: 3 policies, 2 of them realistic; 3 more loads of each; 4 intervals; 5 interferences; 2 exponents.
-        assert len(scenarios) == 2 * (3 + 2 + 9 + 4 + 5 + 2)
-        assert wanted == 2 * (5 + 12 + 5 + 6 + 3 + 5) + 2
+        # A sample: 3 policies, 2 of them realistic; 3 more loads of each; 4 intervals; 8 interferences; 2 exponents.
+        assert len(scenarios) == 2 * (3 + 2 + 9 + 4 + 8 + 2)
+        assert wanted == 2 * (5 + 12 + 5 + 9 + 3 + 5) + 2
         assert sum(scenario.fairness for scenario in scenarios) == 2 * 5
         assert sum(scenario.histories for scenario in scenarios) == 2
 
@@ -199,9 +200,28 @@ class TestReproduction:
     def test_claims_are_those_of_the_parts_at_hand(self, reproduced):
         _, parts, _ = reproduced
         by_name = {part.part.name: part for part in parts}
-        assert len(claims_of(by_name)) == 15
+        assert len(claims_of(by_name)) == 16
         claims = claims_of({"p": by_name["p"]})
         assert [claim.paper for claim in claims] == [pytest.approx(0.83 / 0.76 - 1), pytest.approx(0.84 / 0.76 - 1)]
+
+    def test_interference_is_also_shown_with_the_search_of_the_paper(self, reproduced):
+        _, parts, _ = reproduced
+        part = next(part for part in parts if part.part.name == "interference")
+        found = {case.case.label: case.case.scenarios[0].options.policy for case in part.cases}
+        assert list(found) == ["pollux, avoiding", "pollux, not avoiding", "pollux, genetic, not avoiding"]
+        assert dict(found[GENETIC_NOT_AVOIDING]) == {
+            "avoid_interference": False,
+            "solver": "genetic",
+            "population": 6,
+            "generations": 2,
+        }
+        claim = next(claim for claim in claims_of({"interference": part}) if claim.text == UNAVOIDED_GENETIC)
+        assert claim.paper == pytest.approx(3903 / 2758 - 1)
+        assert claim.here == part.change(part.case(GENETIC_NOT_AVOIDING, 0.5))
+
+    def test_a_preset_that_searches_so_needs_no_line_of_its_own(self):
+        (part,) = parts_of(World(TINY, "artifact"), ["interference"])
+        assert {case.label for case in part.cases} == {"pollux, avoiding", "pollux, not avoiding"}
 
     def test_some_parts_alone(self):
         assert [part.name for part in parts_of(World(TINY), ["p", "load"])] == ["load", "p"]
@@ -220,6 +240,12 @@ class TestReproduction:
         realistic = samples.scenario(samples.names[0], is_realistic=True).content
         assert realistic.jobs == built_in_workload("paper-realistic").jobs
         assert len(samples.scenario(samples.names[0], load=1.5).content.jobs) == 240
+
+    @pytest.mark.parametrize(("num_jobs", "load"), [(5, 0.5), (3, 1.5), (24, 0.52), (1, 0.1)])
+    def test_samples_and_sweeps_round_a_load_alike(self, num_jobs, load):
+        samples = replace(TINY, base=replace(TINY.base, num_jobs=num_jobs))
+        at_one = samples.scenario("tiny-1").content
+        assert len(samples.scenario("tiny-1", load).content.jobs) == len(scaled(at_one, load, 0).jobs)
 
 
 class TestVerdict:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simulator.refusals import refusing
 
 from pollux.applications import load, names
 from pollux.core import BatchLimits, Cluster
@@ -37,16 +38,7 @@ def read(tmp_path):
 
 @pytest.fixture
 def refused(read):
-    """The message for a file that must be refused."""
-
-    def refused(text: str | bytes, cluster: Cluster | None = None) -> str:
-        with pytest.raises(InvalidDocument) as caught:
-            read(text, cluster)
-        assert caught.value.field == "workload"
-        assert str(caught.value.value).endswith("jobs.csv")
-        return str(caught.value)
-
-    return refused
+    return refusing(read, "workload", "jobs")
 
 
 class TestReading:

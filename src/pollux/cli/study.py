@@ -114,7 +114,8 @@ def reproduce(
 ) -> None:
     """Run the simulated evaluation of the OSDI'21 paper and set the results beside what was published.
 
-    All of it on four samples takes about thirteen minutes of CPU time.
+    All of it on four samples takes about TOTAL minutes of CPU time, with --compat artifact hours: its genetic search
+    takes a minute or more a run. --only and --workloads shorten it.
     """
     run_options.use_one_thread()
     from pollux.simulator.studies.claims import claims_of
@@ -123,7 +124,7 @@ def reproduce(
     output.check_writable(json_file, "--json")
     report.check(report_folder)
     world = World(_samples(data, workloads), compat)
-    parts = parts_of(world, [name.strip() for name in (only or "").split(",") if name.strip()])
+    parts = parts_of(world, _part_names(only))
     runs = _run([case for part in parts for case in part.cases], jobs)
     measured = [part.measured(runs) for part in parts]
     claims = claims_of({part.part.name: part for part in measured})
@@ -151,6 +152,17 @@ def reproduce(
     output.note(f"The report is in {page}")
 
 
+def _part_names(only: str | None) -> list[str]:
+    """Those that `--only` lists; none without it, which means all."""
+    from pollux.errors import InvalidInput
+    from pollux.simulator.studies.paper import PARTS
+
+    names = [name.strip() for name in (only or "").split(",") if name.strip()]
+    if only is not None and not names:
+        raise InvalidInput("--only", only, "names no part", f"Known: {', '.join(PARTS)}")
+    return names
+
+
 def _run(cases: Sequence[Case], jobs: int | None) -> Runs:
     """Every distinct run once, in one pool, under one bar."""
     from pollux.simulator.studies.cases import distinct, run_cases
@@ -163,10 +175,13 @@ def _run(cases: Sequence[Case], jobs: int | None) -> Runs:
 def _samples(data: Path | None, count: int | None) -> Samples:
     from pollux.simulator.studies.samples import FOLDER, generated_samples, paper_samples
 
-    named = data or (Path(variable) if (variable := os.environ.get(DATA_VARIABLE)) else None)
-    if named is not None:
-        return paper_samples(named, count)
-    return paper_samples(USUAL_DATA, count) if (USUAL_DATA / FOLDER).is_dir() else generated_samples(count)
+    if data is not None:
+        return paper_samples(data, count)
+    if variable := os.environ.get(DATA_VARIABLE):
+        return paper_samples(Path(variable), count, f"${DATA_VARIABLE}")
+    if (USUAL_DATA / FOLDER).is_dir():
+        return paper_samples(USUAL_DATA, count, "data")
+    return generated_samples(count)
 
 
 def _note_file(json_file: Path | None) -> None:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +19,27 @@ from pollux.cli import output
 
 if TYPE_CHECKING:
     from pollux.simulator.importers import JobList, Replay, ReplayOptions
+
+FLAGS: Mapping[str, str] = {
+    "num_jobs": "--jobs",
+    "window_start_h": "--start-hour",
+    "window_h": "--hours",
+    "duration_s": "--hours",
+    "min_duration_s": "--min-duration",
+    "max_gpu_hours": "--max-gpu-hours",
+    "max_gpus": "--max-gpus",
+    "configuration": "--configuration",
+    "arrivals": "--arrivals",
+    "mix": "--mix",
+    "seed": "--seed",
+    "consecutive": "--consecutive",
+    "starts_at": "--from",
+    "cluster": "--cluster",
+    "format": "--format",
+}
+"""What the fields of options are called on the command line."""
+
+_FIELD = re.compile(rf"\b({'|'.join(field for field in FLAGS if '_' in field)}|consecutive)\b")
 
 app = typer.Typer(no_args_is_help=True, help="Make and list workloads for `pollux simulate`.")
 
@@ -50,16 +74,18 @@ def generate(
             raise InvalidSpec("--mix", f"{name}={share}", "is not a share", "Write for example cifar10=0.5")
         shares[name] = float(share)
     _check_positive({"--jobs": jobs, "--hours": hours, "--max-gpus": max_gpus})
-    options = GeneratorOptions(
-        num_jobs=jobs,
-        duration_s=hours * 3600,
-        seed=seed,
-        arrivals=arrivals,
-        configuration=configuration,
-        mix=FrozenMap(shares) if shares else PAPER_MIX,
-        max_gpus=max_gpus,
-    )
-    output.write_text([to_csv(make(options))], file, "FILE")
+    with _flags_named():
+        options = GeneratorOptions(
+            num_jobs=jobs,
+            duration_s=hours * 3600,
+            seed=seed,
+            arrivals=arrivals,
+            configuration=configuration,
+            mix=FrozenMap(shares) if shares else PAPER_MIX,
+            max_gpus=max_gpus,
+        )
+        workload = make(options)
+    output.write_text([to_csv(workload)], file, "FILE")
     if file != output.STDOUT:
         output.note(_next_step(jobs, file))
 
@@ -72,9 +98,23 @@ def _check_positive(flags: Mapping[str, float | None]) -> None:
             raise InvalidSpec(flag, value, "must be above 0", "Give a positive number")
 
 
+@contextlib.contextmanager
+def _flags_named() -> Iterator[None]:
+    """Errors speak of what was typed, not of the fields that it went to."""
+    from pollux.errors import InvalidInput, InvalidSpec
+
+    try:
+        yield
+    except InvalidInput as error:
+        if error.field not in FLAGS:
+            raise
+        problem, fix = (_FIELD.sub(lambda found: FLAGS[found[0]], text) for text in (error.problem, error.fix))
+        raise InvalidSpec(FLAGS[error.field], error.value, problem, fix) from error
+
+
 def _next_step(num_jobs: int, file: Path) -> str:
     named = file if file.parent.parts else f"./{file}"  # not the built-in workload of that name
-    return f"{num_jobs} jobs are in {file}; try: pollux simulate {named}"
+    return f"{'1 job is' if num_jobs == 1 else f'{num_jobs} jobs are'} in {file}; try: pollux simulate {named}"
 
 
 @app.command("import")
@@ -122,31 +162,45 @@ def import_log(
     from pollux.simulator.importers import ReplayOptions, read_log, replay
     from pollux.simulator.workload import to_csv
 
+    _check_not_the_log(log, file)
     _check_positive({"--jobs": jobs, "--hours": hours, "--max-gpus": max_gpus, "--max-gpu-hours": max_gpu_hours})
     if consecutive and start_hour is not None:
         problem = "is an hour of any day, but --consecutive keeps the dates"
         raise InvalidSpec("--start-hour", start_hour, problem, "Give --from with a date, or leave one of them out")
     if start is not None and not consecutive:
         raise InvalidSpec("--from", start, "needs the dates", "Add --consecutive, or give --start-hour instead")
-    options = ReplayOptions(
-        num_jobs=jobs,
-        window_start_h=2.0 if start_hour is None else start_hour,
-        window_h=hours,
-        min_duration_s=min_duration,
-        max_gpu_hours=max_gpu_hours,
-        configuration=configuration,
-        max_gpus=max_gpus,
-        seed=seed,
-        consecutive=consecutive,
-        starts_at=None if start is None else _time("--from", start),
-        cluster=cluster,
-    )
-    job_list = read_log(log, format_name, skip_damaged=skip_damaged)
-    found = replay(job_list, options)
+    with _flags_named():
+        options = ReplayOptions(
+            num_jobs=jobs,
+            window_start_h=2.0 if start_hour is None else start_hour,
+            window_h=hours,
+            min_duration_s=min_duration,
+            max_gpu_hours=max_gpu_hours,
+            configuration=configuration,
+            max_gpus=max_gpus,
+            seed=seed,
+            consecutive=consecutive,
+            starts_at=None if start is None else _time("--from", start),
+            cluster=cluster,
+        )
+        job_list = read_log(log, format_name, skip_damaged=skip_damaged)
+        found = replay(job_list, options)
     output.write_text([to_csv(found.workload)], file, "FILE")
     if file != output.STDOUT:
         _show_import(job_list, found, options)
         output.note(_next_step(len(found.workload.jobs), file))
+
+
+def _check_not_the_log(log: Path, file: Path) -> None:
+    """Also through links: the log may be the only copy there is."""
+    from pollux.errors import InvalidSpec
+
+    try:
+        is_log = file != output.STDOUT and os.path.samefile(log, file)
+    except (OSError, ValueError):  # one of them is not there, or cannot be
+        return
+    if is_log:
+        raise InvalidSpec("FILE", str(file), "is the log itself, which would be lost", "Name another file to write to")
 
 
 def _time(flag: str, text: str) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from pollux.core import FrozenMap
 from pollux.errors import UnknownName
 from pollux.policies import registry
 from pollux.simulator.options import Options
@@ -31,8 +33,6 @@ ARTIFACT_POLLUX: Mapping[str, object] = {
     "policy.one_node_fair_share": True,
     "policy.max_gpus": 64,
     "policy.max_nodes": 16,
-    "policy.single_gpu_accumulation": True,
-    "policy.published_grid": True,
 }
 """What it does besides under Pollux."""
 
@@ -43,9 +43,14 @@ class Preset(NamedTuple):
     of_all: Mapping[str, object]
     of_policy: Mapping[str, Mapping[str, object]]
     """Those that come on top under a policy of that name."""
+    reports_with_rounds: bool = False
+    """Agents report when the policy plans, however often that is."""
 
 
-PRESETS: Mapping[str, Preset] = {"artifact": Preset(ARTIFACT, {"pollux": ARTIFACT_POLLUX})}
+PRESETS: Mapping[str, Preset] = {"artifact": Preset(ARTIFACT, {"pollux": ARTIFACT_POLLUX}, reports_with_rounds=True)}
+
+BELIEFS = ("single_gpu_accumulation", "published_grid")
+"""What a policy believes about agents, in options named as theirs: it follows them unless it is set itself."""
 
 
 def preset(name: str, policy: str = "") -> Mapping[str, object]:
@@ -68,13 +73,13 @@ def options_of(
     for key, option in own.items():
         if not any(option in has for has in known.values()):
             raise UnknownName("setting", key, sorted({f"{POLICY}.{name}" for has in known.values() for name in has}))
-    return {
-        policy: applied(
-            Options(),
-            {
-                **(preset(compat, policy) if compat else {}),
-                **{key: value for key, value in settings.items() if key not in own or own[key] in has},
-            },
-        )
-        for policy, has in known.items()
-    }
+    found = {}
+    for policy, has in known.items():
+        fitting = {key: value for key, value in settings.items() if key not in own or own[key] in has}
+        options = applied(Options(), {**(preset(compat, policy) if compat else {}), **fitting})
+        if compat and PRESETS[compat].reports_with_rounds and "agent.report_interval_s" not in settings:
+            options = applied(options, {"agent.report_interval_s": options.interval_s})
+        beliefs = {name: getattr(options.agent, name) for name in BELIEFS if name in has}
+        changed = {name: value for name, value in beliefs.items() if value != has[name]}
+        found[policy] = replace(options, policy=FrozenMap({**changed, **options.policy}))
+    return found

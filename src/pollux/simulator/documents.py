@@ -6,7 +6,8 @@ to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pollux.errors import InvalidDocument
@@ -14,6 +15,16 @@ from pollux.errors import InvalidDocument
 MAX_LISTED = 20
 MAX_SHOWN = 60
 """Longest value that a problem quotes in full, in characters."""
+
+PACKED: Mapping[str, tuple[int, bytes]] = {
+    "gzip": (0, b"\x1f\x8b"),
+    "zip": (0, b"PK\x03\x04"),
+    "xz": (0, b"\xfd7zXZ\x00"),
+    "bzip2": (0, b"BZh91AY&SY"),
+    "zstd": (0, b"\x28\xb5\x2f\xfd"),
+    "tar": (257, b"ustar\x00"),
+}
+"""What archives are known by: where in the file, and the bytes there. None of them is found in a text."""
 
 
 def read_text(kind: str, path: Path) -> str:
@@ -25,6 +36,9 @@ def read_text(kind: str, path: Path) -> str:
         raise InvalidDocument(
             kind, str(path), f"cannot be read: {reason}", "Name a file that is there and may be read"
         ) from error
+    for name, (place, sign) in PACKED.items():
+        if content.startswith(sign, place):
+            raise InvalidDocument(kind, str(path), f"is compressed or an archive ({name})", "Unpack it first")
     if b"\0" in content:
         line = content.count(b"\n", 0, content.index(b"\0")) + 1
         raise InvalidDocument(kind, str(path), f"line {line} holds a NUL byte", "Give a text file in UTF-8")
@@ -38,7 +52,11 @@ def read_text(kind: str, path: Path) -> str:
 
 def parsed(kind: str, path: Path, language: str, parse: Callable[[str], object]) -> object:
     """The content of a text file, by a parser that raises ValueError for what is not of its language."""
-    text = read_text(kind, path)
+    return parsed_text(kind, path, read_text(kind, path), language, parse)
+
+
+def parsed_text(kind: str, path: Path, text: str, language: str, parse: Callable[[str], object]) -> object:
+    """The same of a text that was read already."""
     try:
         return parse(text)
     except RecursionError as error:
@@ -57,9 +75,9 @@ def refusal(kind: str, path: Path, problems: Sequence[str], fix: str) -> Invalid
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it."""
+    """A value as an error quotes it: text in single quotes, all else as JSON writes it."""
     try:
-        text = repr(value)
+        text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:  # an int of more digits than Python prints
         text = "a very long number"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

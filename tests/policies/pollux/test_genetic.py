@@ -194,5 +194,5 @@ class TestReference:
 
     def test_with_the_published_options_it_is_the_published_search(self, pollux_data, name):
         for case in cases(pollux_data, name):
-            found = outcome(case, Genetic.published, seeds=[0])
-            assert found.fitness[0] == pytest.approx(case.fitness, rel=0.15)
+            found = outcome(case, Genetic.published)
+            assert np.median(found.fitness) == pytest.approx(case.fitness, rel=0.05)

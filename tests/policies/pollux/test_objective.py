@@ -98,3 +98,7 @@ def test_of_many_plans_at_once():
 def test_refuses_what_is_no_objective(wrong, name):
     with pytest.raises(InvalidSpec, match=name):
         Objective(**wrong)
+
+
+def test_a_tiny_p_is_the_geometric_mean():
+    assert Objective(1e-9) == Objective(-1e-9) == Objective(0.0)

@@ -231,6 +231,12 @@ class TestRepair:
         individual = np.array([[1, 0, 0], [0, 0, 0]], dtype=np.int16)
         assert repaired(individual, Rules.of(alone, seat_idle=True), 0)[1].sum() == 6
 
+    def test_idle_jobs_on_several_nodes_may_meet_where_interference_does_not_matter(self):
+        wide = problem([2, 2, 2], [{}, {}], least=[3, 3], avoid_interference=False)
+        nobody = np.zeros((2, 3), dtype=np.int16)
+        seated = [repaired(nobody, Rules.of(wide, seat_idle=True), seed).sum() for seed in range(20)]
+        assert max(seated) == 6
+
 
 @given(some_jobs, seeds)
 def test_individuals_are_worth_what_the_problem_says(problem, seed):

@@ -20,6 +20,8 @@ from pollux.goodput.numerics import FloatArray, Real
 LARGEST_SPEEDUP = 1e3
 """Up to which, and down to its reciprocal, values must be numbers that thousands of jobs can be summed in."""
 LARGEST_VALUE = 1e300
+GEOMETRIC = 1e-6
+"""Below it p is as good as 0: x^p is 1 but for digits that sums of many jobs lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Objective:
         checks.finite(InvalidSpec, "p", self.p, None)
         checks.finite(InvalidSpec, "scale", self.scale, 0, above=True)
         checks.finite(InvalidSpec, "floor", self.floor, 0, above=True)
+        if abs(self.p) < GEOMETRIC:
+            object.__setattr__(self, "p", 0.0)
         steepest = math.log(LARGEST_VALUE) / max(math.log(LARGEST_SPEEDUP), abs(math.log(self.floor)))
         if abs(self.p) > steepest:
             fix = f"Choose a p within ±{steepest:.0f}: at −10 hardly anybody but the slowest counts already"

@@ -53,7 +53,7 @@ class Pollux(Policy):
     """Of one job; the artifact's limit is 16."""
     single_gpu_accumulation: bool = False
     published_grid: bool = False
-    """How agents choose their batch size, as `agent.…` says: what a policy believes must be what they do."""
+    """How agents choose their batch size: what a policy believes must be what they do (simulator: as `agent.…`)."""
     floor: float = 1e-3
     """What a job without GPUs counts in the power mean."""
     population: int = 100
@@ -69,9 +69,10 @@ class Pollux(Policy):
         checks.whole(InvalidSpec, "pollux.growth", self.growth, 1)
         checks.whole(InvalidSpec, "pollux.max_gpus", self.max_gpus, 1, optional=True)
         checks.whole(InvalidSpec, "pollux.max_nodes", self.max_nodes, 1, optional=True)
-        checks.finite(InvalidSpec, "pollux.p", self.p, None)
-        checks.finite(InvalidSpec, "pollux.floor", self.floor, 0, above=True)
-        Objective(self.p, floor=self.floor)  # refuses a p too steep for that floor
+        try:
+            Objective(self.p, floor=self.floor)
+        except InvalidSpec as error:
+            raise InvalidSpec(f"pollux.{error.field}", error.value, error.problem, error.fix) from None
         checks.whole(InvalidSpec, "pollux.population", self.population, 1)
         checks.whole(InvalidSpec, "pollux.generations", self.generations, 1)
         self._by_type: dict[str, tuple[Speedups, Solver]] = {}

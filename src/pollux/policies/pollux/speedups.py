@@ -105,9 +105,10 @@ class Speedups:
         found = np.zeros((len(jobs), len(spreads.nodes), width))
         for row, job in enumerate(jobs):
             known = self._known.get(job.id)
-            if known is not None and known.table is not None and known.table.any():
+            fair_goodput = 0.0 if known is None else self._fair_goodput(known, fair)
+            if known is not None and known.table is not None and known.table.any() and fair_goodput > 0.0:
                 columns = min(width, known.table.shape[1])
-                found[row, :, :columns] = known.table[:, :columns] / self._fair_goodput(known, fair)
+                found[row, :, :columns] = known.table[:, :columns] / fair_goodput
             else:
                 found[row] = np.arange(width) / fair.num_gpus
         return found
@@ -131,7 +132,7 @@ class Speedups:
                 known.table[place] = row
 
     def _fair_goodput(self, known: _Known, fair: Shape) -> float:
-        """Goodput on the fair share; on less of it where no batch size fits so many GPUs."""
+        """Goodput on the fair share; on less of it where no batch size fits so many GPUs; 0 if none fits one."""
         if known.fair_shape != fair:
             shape = fair
             goodput = known.model.best(shape).goodput
@@ -141,7 +142,7 @@ class Speedups:
                 shape = Shape(num_gpus, num_nodes, min(shape.num_racks, num_nodes))
                 goodput = known.model.best(shape).goodput
             known.fair_shape, known.fair_goodput = fair, goodput
-        return known.fair_goodput or 1.0
+        return known.fair_goodput
 
 
 def _with_fixed_batch(model: GoodputModel, spec: JobSpec) -> GoodputModel:

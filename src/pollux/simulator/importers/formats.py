@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,9 +15,9 @@ from pollux.simulator.importers.job_list import KIND, JobList
 
 
 class Reader(Protocol):
-    """Reads a file wholly, or raises InvalidDocument with everything that is wrong."""
+    """Reads the text of a file wholly, or raises InvalidDocument with everything that is wrong."""
 
-    def __call__(self, path: Path, *, skip_damaged: bool = False) -> JobList: ...
+    def __call__(self, path: Path, text: str, *, skip_damaged: bool = False) -> JobList: ...
 
 
 class Format(NamedTuple):
@@ -36,20 +37,29 @@ FORMATS: Mapping[str, Format] = {
     ),
 }
 
+UNNAMED = "Alibaba's published table has no header: --format pai"
+
+_FIRST_LINE = re.compile(r"\S[^\r\n]{0,9999}")  # that is not blank; JSON may hold everything in one
+
 
 def read_log(path: Path, format_name: str | None = None, *, skip_damaged: bool = False) -> JobList:
-    """The jobs of a log; without the name of a format, by the one that its beginning tells."""
-    if format_name is None:
-        format_name = guessed_format(path)
-    if format_name not in FORMATS:
+    """The jobs of a log; without the name of a format, by the one that its beginning tells.
+
+    The file is read once, so that it may be a pipe.
+    """
+    if format_name is not None and format_name not in FORMATS:
         raise UnknownName("format", format_name, FORMATS)
-    return FORMATS[format_name].read(path, skip_damaged=skip_damaged)
+    text = read_text(KIND, path)
+    if format_name is None:
+        format_name = guessed_format(path, text)
+    return FORMATS[format_name].read(path, text, skip_damaged=skip_damaged)
 
 
-def guessed_format(path: Path) -> str:
+def guessed_format(path: Path, text: str) -> str:
     """The one format whose columns the first line names; JSON is told by its first bracket."""
-    first = next(filter(str.strip, read_text(KIND, path).splitlines()), "").strip()
-    header = {cell.strip() for cell in next(csv.reader([first[:10_000]], skipinitialspace=True), [])}
+    found = _FIRST_LINE.search(text)
+    first = found.group().strip() if found else ""
+    header = {cell.strip() for cell in next(csv.reader([first], skipinitialspace=True), [])}
     fits = [
         name
         for name, known in FORMATS.items()
@@ -61,6 +71,6 @@ def guessed_format(path: Path) -> str:
             KIND,
             str(path),
             "its first line does not tell the format",
-            f"Name it with --format. Known, by columns: {known}",
+            f"Name it with --format ({UNNAMED}). Known, by columns: {known}",
         )
     return fits[0]

@@ -12,9 +12,9 @@ COLUMNS = ("job_id", "gpu_num", "submit_time", "start_time", "end_time")
 """`vc` is read where it is there. `duration` and `queue` are differences of the three times, and are not."""
 
 
-def read_helios(path: Path, *, skip_damaged: bool = False) -> JobList:
+def read_helios(path: Path, text: str, *, skip_damaged: bool = False) -> JobList:
     """Half of the published jobs ask for no GPU; they are passed over."""
-    return read_table(path, COLUMNS, _job, skip_damaged)
+    return read_table(path, text, COLUMNS, _job, skip_damaged)
 
 
 def _job(row: Row) -> Found:

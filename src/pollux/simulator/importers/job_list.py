@@ -15,7 +15,7 @@ from pathlib import Path
 from pollux.core import FrozenMap, checks
 from pollux.errors import InvalidSpec
 from pollux.simulator.csv_table import Row, read_rows
-from pollux.simulator.documents import read_text, refusal
+from pollux.simulator.documents import refusal
 
 KIND = "log"
 """What errors call such a file."""
@@ -106,9 +106,11 @@ class Intake:
         return JobList(self.path.stem or KIND, tuple(self._jobs), counts)
 
 
-def read_table(path: Path, columns: Sequence[str], job: Callable[[Row], Found], skip_damaged: bool) -> JobList:
+def read_table(
+    path: Path, text: str, columns: Sequence[str], job: Callable[[Row], Found], skip_damaged: bool
+) -> JobList:
     """The jobs of a CSV file with one row a job."""
     intake = Intake(path)
-    for row in read_rows(read_text(KIND, path), columns, intake.problems):
+    for row in read_rows(text, columns, intake.problems):
         intake.take(None if row.problems else job(row), row.problems)
     return intake.job_list(skip_damaged)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.simulator.csv_table import Row, read_rows
-from pollux.simulator.documents import read_text
-from pollux.simulator.importers.job_list import KIND, Found, Intake, JobList, LoggedJob, PassedOver
+from pollux.simulator.importers.job_list import Found, Intake, JobList, LoggedJob, PassedOver
 from pollux.simulator.importers.recorded import is_open, recorded_seconds
 
 COLUMNS = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
@@ -43,11 +42,11 @@ class _Job:
     problems: list[str] = field(default_factory=list)
 
 
-def read_pai(path: Path, *, skip_damaged: bool = False) -> JobList:
+def read_pai(path: Path, text: str, *, skip_damaged: bool = False) -> JobList:
     """Jobs in the order of their first task. A job with a damaged task is damaged as a whole."""
     intake = Intake(path)
     jobs: dict[str, _Job] = {}
-    for row in read_rows(read_text(KIND, path), COLUMNS, intake.problems, unnamed=PUBLISHED):
+    for row in read_rows(text, COLUMNS, intake.problems, unnamed=PUBLISHED):
         task = None if row.problems else _task(row)
         if (name := row.cells.get("job_name")) is None or name == "":
             intake.take(None, row.problems)

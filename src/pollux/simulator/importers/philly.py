@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pollux.errors import InvalidDocument
-from pollux.simulator.documents import parsed, shown
+from pollux.simulator.documents import parsed_text, shown
 from pollux.simulator.importers.job_list import KIND, Found, Intake, JobList, LoggedJob, PassedOver
 from pollux.simulator.importers.recorded import MISSING, TIME_FIX, parse_time
 
@@ -21,9 +21,9 @@ KEYS = ("jobid", "submitted_time", "attempts")
 """And of each attempt `start_time`, `end_time` and the `gpus` of its `detail`; `vc` is read where it is there."""
 
 
-def read_philly(path: Path, *, skip_damaged: bool = False) -> JobList:
+def read_philly(path: Path, text: str, *, skip_damaged: bool = False) -> JobList:
     """Times are local and without an offset: on the night when clocks go back an attempt may end before it starts."""
-    records = parsed(KIND, path, "JSON", json.loads)
+    records = parsed_text(KIND, path, text, "JSON", json.loads)
     if not isinstance(records, list) or not records:
         problem = f"holds {shown(records)} where an array of jobs belongs"
         raise InvalidDocument(KIND, str(path), problem, 'Give [{"jobid": …, "submitted_time": …, "attempts": […]}, …]')

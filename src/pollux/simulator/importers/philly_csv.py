@@ -12,9 +12,9 @@ COLUMNS = ("timestamp", "duration", "num_gpus")
 """`cluster` is read where it is there; `gpu_time` is the product of two others, and is not."""
 
 
-def read_philly_csv(path: Path, *, skip_damaged: bool = False) -> JobList:
+def read_philly_csv(path: Path, text: str, *, skip_damaged: bool = False) -> JobList:
     """One row a job, named by its line: the layout has no names."""
-    return read_table(path, COLUMNS, _job, skip_damaged)
+    return read_table(path, text, COLUMNS, _job, skip_damaged)
 
 
 def _job(row: Row) -> Found:

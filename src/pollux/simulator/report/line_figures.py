@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Line = Sequence[tuple[float, float]]
+MAX_TICKS = 8
+"""Up to so many places of a logarithmic axis are named themselves, instead of round numbers between them."""
 MAX_STEPS = 400
 """Points of a distribution: more than a screen can tell apart would only make the page heavy."""
 
@@ -61,9 +63,11 @@ def line_figure(
             x, y = _columns(line)
             axes.plot(x, y, color=of_name[name], linestyle="--", marker="o", markerfacecolor="none", label=label)
         axes.set(title=plain(title), xlabel=plain(xlabel), ylabel=plain(ylabel))
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        low, high = axes.get_ylim()
+        bottom = min(0.0, low)
+        axes.set_ylim(bottom, high + 0.04 * (high - bottom))  # a flat line's own margin is thinner than the line
         if logx:
-            plain_log_ticks(axes, "x")
+            plain_log_ticks(axes, "x", _few([*series.values(), *dashed.values()]))
         legend(figure, axes)
     return figure
 
@@ -96,7 +100,7 @@ def cluster_figures(outcomes: Sequence[Outcome]) -> dict[str, Figure]:
     """By the names of `CURVES`: how each quantity went in time, a line a policy. Meant for outcomes of one workload."""
     of_policy = colours(outcome.policy for outcome in outcomes)
     bin_s = nice_bin_s(outcomes)
-    samples = [(outcome.policy, binned(outcome.timeline, bin_s)) for outcome in outcomes]
+    samples = list(zip((outcome.policy for outcome in outcomes), binned(outcomes, bin_s), strict=True))
     drawn = {}
     for curve, (title, ylabel, read) in CURVES.items():
         with styled():
@@ -138,6 +142,12 @@ def _plot_distributions(axes: Axes, values: Mapping[str, Floats]) -> None:
             axes.step([x[0], *x], [0.0, *shares], where="post", color=of_name[name], label=plain(name))
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+
+
+def _few(lines: Sequence[Line]) -> list[float]:
+    """Where the lines have their points, if those are few."""
+    places = sorted({x for line in lines for x, _ in line if x > 0})
+    return places if len(places) <= MAX_TICKS else []
 
 
 def _columns(line: Line) -> tuple[list[float], list[float]]:

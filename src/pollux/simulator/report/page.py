@@ -69,7 +69,7 @@ class Section:
     tables: Sequence[Table] = ()
 
 
-def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
+def render(title: str, sections: Sequence[Section]) -> str:
     """The whole page. Equal arguments give equal bytes."""
     assets = files("pollux.simulator.report")
     style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -82,7 +82,7 @@ def render(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
             '<meta name="color-scheme" content="light dark">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f"<header><h1>{escape(title)}</h1>{_paragraphs(subtitle)}<nav>{links}</nav></header>\n<main>",
+            f"<header><h1>{escape(title)}</h1><nav>{links}</nav></header>\n<main>",
             *(_section(section, name) for name, section in named),
             f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n",
         ]

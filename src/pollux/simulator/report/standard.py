@@ -9,7 +9,7 @@ from pollux.simulator.metrics import Outcome, means
 from pollux.simulator.report.history_figures import adaptive_jobs, coadaptation_figure, gpus_figure, most_adaptive
 from pollux.simulator.report.line_figures import cluster_figures, jct_figure, rho_figure
 from pollux.simulator.report.page import Markup, Picture, Section
-from pollux.simulator.report.samples import CURVES, by_policy, first_workload, nice_bin_s
+from pollux.simulator.report.samples import CURVES, by_policy, first_workload, has_histories, nice_bin_s
 from pollux.simulator.report.style import VARIABLES, colours
 from pollux.simulator.report.tables import figures_table, inputs_table, jobs_tables, time_unit
 
@@ -77,34 +77,51 @@ def gpus_section(outcomes: Sequence[Outcome]) -> Section | None:
 def cluster_section(outcomes: Sequence[Outcome]) -> Section:
     """The cluster in time, policies over each other."""
     shown = first_workload(outcomes)
-    bin_text = f"Means over {nice_bin_s(shown) / 60:g} minutes. Examples of all applications are added up: those with "
-    bin_text += "many small ones weigh most in throughput and goodput."
+    text = f"{_rule(shown)} Examples of all applications are added up: those with many small ones weigh most in "
+    text += "throughput and goodput."
     pictures = [
         Picture(f"cluster-{name}", figure, f"{title} ({unit}) over time, a line a policy.", is_small=True)
         for (name, figure), (title, unit, _) in zip(cluster_figures(shown).items(), CURVES.values(), strict=True)
     ]
-    return Section("Cluster", [*_of_first(outcomes), bin_text], pictures)
+    return Section("Cluster", [*_of_first(outcomes), text], pictures)
+
+
+def _rule(outcomes: Sequence[Outcome]) -> str:
+    """What the curves of the cluster are means of."""
+    minutes = f"{nice_bin_s(outcomes) / 60:g} minutes"
+    if not has_histories(outcomes):
+        return f"Means, over {minutes} each, of what was true right after each round."
+    rule = f"Means over {minutes}. Efficiency, goodput and throughput of a job are looked at right after each round: "
+    return rule + "one that has just been moved counts without goodput and throughput up to the next."
 
 
 def coadaptation_section(outcomes: Sequence[Outcome]) -> Section | None:
     """Jobs that a policy adapted; None where none did."""
     shown = first_workload(outcomes)
-    chosen = most_adaptive(shown)
-    if chosen is None:
+    if most_adaptive(shown) is None:
         return None
-    pictures = [
-        Picture(
-            f"coadaptation-{index + 1}",
-            coadaptation_figure(shown, job.name),
-            f"GPUs, batch size and statistical efficiency of job {job.name} over time.",
-            f"{job.application or job.name}: {job.gpu_s / 3600:.1f} GPU-hours under {chosen.policy}.",
-            is_small=True,
-        )
-        for index, job in enumerate(adaptive_jobs(shown))
-    ]
+    pictures = coadaptation_pictures(shown, "coadaptation")
     text = "The jobs of two applications with the most GPU-hours, under the policies that adapt jobs. "
     text += "Noise grows as training goes on, so larger batches lose less efficiency, and more GPUs are of use."
     return Section("Co-adaptation", [*_of_first(outcomes), text], pictures)
+
+
+def coadaptation_pictures(outcomes: Sequence[Outcome], name: str) -> list[Picture]:
+    """`name-1` and so on: jobs of one workload that a policy adapted; none where none did."""
+    chosen = most_adaptive(outcomes)
+    if chosen is None:
+        return []
+    return [
+        Picture(
+            f"{name}-{index + 1}",
+            coadaptation_figure(outcomes, job.name),
+            f"GPUs, batch size and statistical efficiency of job {job.name} over time.",
+            f"{job.application or job.name} of {chosen.workload}: {job.gpu_s / 3600:.1f} GPU-hours under "
+            f"{chosen.policy}.",
+            is_small=True,
+        )
+        for index, job in enumerate(adaptive_jobs(outcomes))
+    ]
 
 
 def jobs_section(outcomes: Sequence[Outcome]) -> Section:

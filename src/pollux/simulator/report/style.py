@@ -6,7 +6,7 @@ of them for a variable of `page.css`, which has a value for either ground. PNGs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -100,17 +100,20 @@ def legend(figure: Figure, axes: Axes, most_columns: int = 6) -> None:
         figure.legend(handles, labels, loc="outside lower left", ncols=min(len(handles), most_columns))
 
 
-def plain_log_ticks(axes: Axes, which: str) -> None:
-    """A logarithmic x or y axis with plain numbers at 1, 2 and 5 of each power of ten, as far as there is room."""
-    from matplotlib.ticker import LogLocator, NullLocator
+def plain_log_ticks(axes: Axes, which: str, places: Sequence[float] = ()) -> None:
+    """A logarithmic x or y axis with plain numbers: at these places, else at 1, 2 and 5 of each power of ten."""
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
-    if high < 4 * low:  # else there might be no such number between them
-        low, high = low / 2, high * 2
-        axes.set(**{f"{which}lim": (low, high)})
-    axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0) if high / low < 1e4 else (1.0,)))
+    if places:
+        axis.set_major_locator(FixedLocator(places))
+    else:
+        if high < 4 * low:  # else there might be no such number between them
+            low, high = low / 2, high * 2
+            axes.set(**{f"{which}lim": (low, high)})
+        axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0) if high / low < 1e4 else (1.0,)))
     axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     axis.set_minor_locator(NullLocator())
 

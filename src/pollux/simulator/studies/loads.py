@@ -21,7 +21,7 @@ JITTER = 0.05
 def generated_at(name: str, load: float) -> Workload:
     """A built-in workload, generated anew with so many times the jobs and the same seed."""
     options = BUILT_IN[name].options
-    more = replace(options, num_jobs=_count(options.num_jobs, load))
+    more = replace(options, num_jobs=count_at(options.num_jobs, load))
     return replace(generate(more), name=_title(name, load))
 
 
@@ -31,7 +31,7 @@ def scaled(workload: Workload, load: float, seed: int) -> Workload:
     Of every application there are as many times the jobs, within rounding. Fewer: some are left out. More: some come
     again, near the time of the original and under a name of their own.
     """
-    wanted = _count(len(workload.jobs), load)
+    wanted = count_at(len(workload.jobs), load)
     copies, rest = divmod(wanted, len(workload.jobs))
     rng = np.random.Generator(np.random.PCG64(seed))
     chosen = _thinned(workload.jobs, rest, rng)
@@ -42,7 +42,8 @@ def scaled(workload: Workload, load: float, seed: int) -> Workload:
     return Workload(_title(workload.name, load), tuple(sorted(jobs, key=lambda job: job.submitted_at_s)))
 
 
-def _count(num_jobs: int, load: float) -> int:
+def count_at(num_jobs: int, load: float) -> int:
+    """So many times the jobs, to the nearest whole number (halves upwards), but never none."""
     checks.finite(InvalidSpec, "load", load, 0, above=True)
     if num_jobs * load > MAX_JOBS:
         raise InvalidSpec("load", load, f"makes more than {MAX_JOBS:,} jobs", "Give a smaller one")

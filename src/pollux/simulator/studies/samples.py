@@ -13,6 +13,7 @@ from pollux.simulator.cluster_file import ClusterFile
 from pollux.simulator.comparison import prepare_once
 from pollux.simulator.generator import BUILT_IN, GeneratorOptions, generate
 from pollux.simulator.scenario import GPU_TYPE, Scenario
+from pollux.simulator.studies.loads import count_at
 from pollux.simulator.studies.published import Results, read_results
 
 FOLDER = "pollux-osdi21"
@@ -95,7 +96,7 @@ class GeneratedSamples:
         options = replace(
             self.base,
             seed=self.base.seed + self.names.index(sample),
-            num_jobs=max(1, round(load * self.base.num_jobs)),
+            num_jobs=count_at(self.base.num_jobs, load),
             configuration="realistic" if is_realistic else "tuned",
         )
         return Scenario(sample, "fifo", self.cluster, content=replace(generate(options), name=sample))
@@ -110,13 +111,16 @@ def generated_samples(count: int | None) -> GeneratedSamples:
     return GeneratedSamples([f"generated-{base.seed + index}" for index in range(count or NUM_GENERATED)], base)
 
 
-def paper_samples(data: Path, count: int | None) -> PaperSamples:
-    """The first so many samples of a folder of data; all of them, if no number is given."""
+def paper_samples(data: Path, count: int | None, named_by: str = "--data") -> PaperSamples:
+    """The first so many samples of a folder of data; all of them, if no number is given.
+
+    `named_by` is where the folder was named, as an error says it.
+    """
     folder = data / FOLDER
     for needed in ("workloads", "traces", RESULTS):
         if not (folder / needed).exists():
             problem = f"there is no {FOLDER}/{needed} in it"
-            raise InvalidInput("--data", str(data), problem, "Name the folder of the paper's data, or leave it out")
+            raise InvalidInput(named_by, str(data), problem, "Name the folder of the paper's data, or none at all")
     names = sorted(path.stem for path in (folder / "workloads").glob("*.csv"))
     if not names or (count is not None and count > len(names)):
         raise InvalidInput("--workloads", count, f"there are {len(names)} in {folder}", "Give fewer, or leave it out")

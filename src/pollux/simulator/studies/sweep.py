@@ -121,8 +121,7 @@ def _check(axis: Axis, plan: Plan) -> None:
     for policy in plan.policies:
         if axis.setting is not None and not _has(policy, axis.setting):
             able = [name for name in registry.names() if _has(name, axis.setting)]
-            option = axis.setting.partition(".")[2]
-            problem = f"{policy} has no option {option}"
+            problem = f"{policy} has no option {_last(axis.setting)}"
             raise InvalidInput("--policies", policy, problem, f"Name policies that have it: {', '.join(able)}")
 
 
@@ -142,8 +141,25 @@ def _variants(axis: Axis, policy: str) -> dict[str, Mapping[str, object]]:
 def _at(
     axis: Axis, value: float, scenario: Scenario, policy: str, plan: Plan, variant: Mapping[str, object]
 ) -> Scenario:
+    try:
+        return _varied(axis, value, scenario, policy, plan, variant)
+    except InvalidInput as error:
+        if _last(error.field) != _last(axis.setting or axis.name):
+            raise
+        raise InvalidInput("--values", value, error.problem, error.fix) from error
+
+
+def _last(dotted: str) -> str:
+    """`p` of the setting `policy.p` and of the field `pollux.p`, which are the same thing."""
+    return dotted.rpartition(".")[2]
+
+
+def _varied(
+    axis: Axis, value: float, scenario: Scenario, policy: str, plan: Plan, variant: Mapping[str, object]
+) -> Scenario:
     own = {} if axis.setting is None else {axis.setting: value}
     options = options_of([policy], _known(policy, {**plan.settings, **variant, **own}), plan.compat)[policy]
+    registry.make(policy, options.policy)  # checks them; the runs would do so much later
     found = replace(scenario, policy=policy, options=options)
     if axis.setting is not None or value == 1:
         return found

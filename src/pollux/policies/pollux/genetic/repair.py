@@ -167,7 +167,11 @@ def seat_idle(individual: FloatArray, rules: Rules, num_gpus: FloatArray, room: 
         else:
             if len(is_busy) == 0:
                 is_busy = nodes_of_distributed(individual, rules.avoid_interference)
-            free -= seat_apart(individual[j], least, start, rules.max_nodes, is_busy, room)
+            got = seat_apart(individual[j], least, start, rules.max_nodes, is_busy, room)
+            free -= got
+            if got > 0 and rules.avoid_interference:
+                for n in range(N):
+                    is_busy[n] |= individual[j, n] > 0
 
 
 @compiled
@@ -201,7 +205,6 @@ def seat_apart(row: FloatArray, least: int, start: int, max_nodes: int, is_busy:
         if missing > 0:
             row[n] = 0
         room[n] -= row[n]
-        is_busy[n] |= row[n] > 0
     return 0 if missing > 0 else least
 
 
