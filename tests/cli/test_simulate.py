@@ -304,6 +304,30 @@ class TestPoliciesOfOthers:
         assert loads(partial.read_text().splitlines()[-1], Record).time_s == 60.0
 
 
+OWN = """
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pollux.policies.fifo import Fifo
+
+class Colour(Enum):
+    RED = "red"
+
+@dataclass
+class Nested:
+    x: int = 1
+
+@dataclass(kw_only=True)
+class Mine(Fifo):
+    needed: int
+    many: tuple[str, ...] = ("a", "b")
+    colour: Colour = Colour.RED
+    limit: float = float("inf")
+    nested: Nested = field(default_factory=Nested)
+    odd: object = field(default_factory=object)
+"""
+
+
 class TestInputs:
     def test_the_result_tells_what_it_came_from(self, workload):
         found = figures("simulate", workload, "--nodes", 2, "--seed", 3, "--compat", "artifact", "--interference", 0.25)
@@ -312,6 +336,27 @@ class TestInputs:
         assert inputs["world"]["interference"] == 0.25
         assert inputs["world"]["whole_seconds"] is True
         assert [node["num_gpus"] for node in inputs["nodes"]] == [4, 4]
+
+    def test_and_of_options_that_nobody_set(self, workload):
+        options = figures("simulate", workload, "--policy", "pollux", "--set", "policy.p=1")["inputs"]["policy_options"]
+        assert (options["p"], options["solver"], options["max_gpus"]) == (1, "packed", None)
+        assert figures("simulate", workload, "--policy", "fifo-backfill")["inputs"]["policy_options"] == {
+            "backfill": True
+        }
+
+    def test_also_of_a_policy_of_ones_own(self, workload, tmp_path, monkeypatch):
+        (tmp_path / "own_policies.py").write_text(OWN)
+        monkeypatch.syspath_prepend(tmp_path)
+        found = figures("simulate", workload, "--policy", "own_policies:Mine", "--set", "policy.needed=2")
+        assert found["inputs"]["policy_options"] == {
+            "needed": 2,
+            "many": ["a", "b"],
+            "colour": "red",
+            "limit": "inf",
+            "nested": {"x": 1},
+            "odd": "object",
+            "backfill": False,
+        }
 
     def test_a_built_in_workload_is_checked_like_a_file(self):
         result = invoke("simulate", "demo", "--nodes", 1, "--gpus-per-node", 1)
@@ -351,7 +396,9 @@ class TestComparing:
     def test_each_policy_takes_the_options_that_it_has(self, workload):
         arguments = ("compare", workload, "--policies", "fifo,tiresias", "--nodes", 2, "--jobs", 1)
         found = figures(*arguments, "--set", "policy.service_threshold_gpu_s=1000")
-        assert [run["inputs"]["policy_options"] for run in found["runs"]] == [{}, {"service_threshold_gpu_s": 1000}]
+        of_fifo, of_tiresias = (run["inputs"]["policy_options"] for run in found["runs"])
+        assert "service_threshold_gpu_s" not in of_fifo
+        assert of_tiresias["service_threshold_gpu_s"] == 1000
         result = invoke(*arguments, "--set", "policy.nope=1")
         assert result.exit_code == 2
         assert "policy.service_threshold_gpu_s" in result.stderr
@@ -379,6 +426,22 @@ class TestFairness:
         found = figures(*arguments, "--jobs", 2)
         assert found["runs"][1]["jobs"] == alone["jobs"]
         assert found["means"]["srtf"]["worst_rho"] == alone["worst_rho"]
+
+    def test_a_time_limit_that_the_run_keeps_is_enough(self, workload):
+        shared = figures("simulate", workload, "--policy", "pollux", "--nodes", 1)
+        limit = f"world.max_time_s={shared['makespan_s'] + 60}"
+        measured = figures("simulate", workload, "--policy", "pollux", "--nodes", 1, "--set", limit, "--fairness")
+        assert measured["worst_rho"] > 0
+
+    def test_over_workloads_the_worst_is_the_worst_of_all(self, workload, tmp_path):
+        other = tmp_path / "other.csv"
+        other.write_text(f"{HEADER}a,0,ncf,1,256\n")
+        arguments = ("compare", workload, other, "--policies", "fifo", "--nodes", 1, "--fairness", "--jobs", 1)
+        found = figures(*arguments)
+        worst = [run["worst_rho"] for run in found["runs"]]
+        assert worst[0] != worst[1]
+        assert found["means"]["fifo"]["worst_rho"] == max(worst)
+        assert found["means"]["fifo"]["max_contention"] == 3
 
 
 class TestReport:
@@ -413,6 +476,40 @@ class TestReport:
         assert [fairness is None for fairness in measured] == [True, False]
         assert "--fairness" in first.stderr
         assert "--fairness" not in second.stderr
+
+    def test_fairness_can_be_declined(self, workload, tmp_path, monkeypatch):
+        measured = []
+        monkeypatch.setattr(
+            "pollux.simulator.report.write_report", lambda outcomes, *_, title: measured.extend(outcomes)
+        )
+        result = invoke("simulate", workload, "--policy", "fifo", "--report", tmp_path, "--no-fairness")
+        assert result.exit_code == 0, result.output
+        assert measured[0].fairness is None
+        assert measured[0].histories
+        assert "--fairness" not in result.stderr
+
+    @pytest.mark.parametrize("command", [("simulate",), ("compare", "--policies", "fifo")])
+    def test_what_is_refused_leaves_no_folder(self, tmp_path, command):
+        assert invoke(*command, "nofile", "--report", tmp_path / "new" / "folder").exit_code == 2
+        assert not (tmp_path / "new").exists()
+        (tmp_path / "old").mkdir()
+        assert invoke(*command, "nofile", "--report", tmp_path / "old").exit_code == 2
+        assert (tmp_path / "old").exists(), "it was there before"
+
+    def test_a_folder_that_cannot_be_made_is_named(self, workload):
+        result = invoke("simulate", workload, "--report", "/proc/x")
+        assert result.exit_code == 2
+        assert "--report = '/proc/x': cannot be written" in result.stderr
+        assert "Name a folder" in result.stderr
+
+    @pytest.mark.parametrize("command", [("simulate",), ("compare", "--policies", "fifo")])
+    def test_an_empty_name_is_refused(self, workload, tmp_path, monkeypatch, command):
+        monkeypatch.chdir(tmp_path)
+        before = set(tmp_path.iterdir())
+        result = invoke(*command, workload, "--report", "")
+        assert result.exit_code == 2
+        assert "--report" in result.stderr
+        assert set(tmp_path.iterdir()) == before
 
     @pytest.mark.parametrize("command", [("simulate",), ("compare", "--policies", "fifo")])
     def test_a_folder_that_cannot_be_is_refused_before_the_run(self, workload, tmp_path, command):

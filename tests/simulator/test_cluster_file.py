@@ -163,7 +163,7 @@ class TestRefusing:
             (ONE + '[[changes]]\nat_s = nan\nlose = "n"', "changes[0].at_s = nan: must be finite"),
             (ONE + '[[changes]]\nat_s = inf\nlose = "n"', "changes[0].at_s = inf: must be finite"),
             (ONE + f'[[changes]]\nat_s = {"9" * 400}\nlose = "n"', "must be finite"),
-            (ONE + '[[changes]]\nat_s = true\nlose = "n"', "changes[0].at_s = True: must be a number"),
+            (ONE + '[[changes]]\nat_s = true\nlose = "n"', "changes[0].at_s = true: must be a number"),
             (ONE + '[[changes]]\nat_s = 1979-05-27\nlose = "n"', "must be a number"),
             (ONE + "[[changes]]\nat_s = 1", "changes[0]: says not what happens; give one of lose, join, drain"),
             (ONE + '[[changes]]\nat_s = 1\nlose = "n"\ndrain = "n"', "changes[0]: says lose and drain; give one"),

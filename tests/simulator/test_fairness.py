@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.simulator.scenes import EQUAL_SHARE, SteadyTruth
 
 from pollux.core import Allocation, Cluster, Node, NodeId, NodeJoined, NodeLost, Plan, Snapshot
-from pollux.errors import InvalidSpec
+from pollux.errors import InvalidSpec, PolluxError
 from pollux.policies import Policy
 from pollux.simulator.cluster_file import ClusterFile, NodeChange
 from pollux.simulator.comparison import run_all
@@ -123,6 +123,39 @@ class TestScenes:
 
     def test_a_job_that_comes_late_is_off_by_rounding_at_most(self, run):
         assert run("fifo", uniform(1, 2), (60 * 1234 + 0.7, 1)).fairness.rho == pytest.approx((1.0,), abs=1e-12)
+
+
+class Fussy(Short):
+    """Fails, or gives nothing, once it has a job to itself: which in these scenes only isolated runs have."""
+
+    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
+        if len(snapshot.jobs) == 1:
+            raise RuntimeError("I hate to be alone")
+        return super().plan(snapshot, seed)
+
+
+class Lazy(Short):
+    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
+        return Plan() if len(snapshot.jobs) == 1 else super().plan(snapshot, seed)
+
+
+class TestFailures:
+    def test_the_time_limit_is_that_of_the_shared_run(self, run):
+        """One after the other they have three GPUs each; but a share of 1.5 is also tried as one GPU alone."""
+        options = {"interval_s": 10, "world.realloc_delay_s": 0, "world.max_time_s": 160}
+        outcome = run("fifo", uniform(1, 3), (0.0, 3), (0.0, 3), **options)
+        assert max(job.finished_at_s for job in outcome.jobs) < 160 < 10 + STEADY_S
+        assert len(outcome.fairness.rho) == 2
+
+    @pytest.mark.parametrize(
+        ("policy", "message"), [("Fussy", "I hate to be alone"), ("Lazy", "gives these jobs nothing")]
+    )
+    def test_of_an_isolated_run_name_the_job_and_say_that_it_was_alone(self, run, policy, message):
+        with pytest.raises(PolluxError, match=message) as failure:
+            run(f"{__name__}:{policy}", uniform(1, 2), (0.0, 1), (0.0, 1))
+        assert "job 'job-0'" in str(failure.value)
+        assert "alone on its fair share (1 GPUs)" in str(failure.value)
+        assert isinstance(failure.value, InvalidSpec) == (policy == "Lazy"), "a bug is told as one"
 
 
 class TestChangingClusters:
@@ -253,7 +286,7 @@ class TestMeasure:
         found = measure(asked, ends, cluster, 60.0, Alone())
         assert all(rho > 0 for rho in found.rho)
         assert all(isolated >= 100 / cluster.num_gpus - 1e-9 for isolated in found.isolated_jct_s)
-        assert found.worst == max(found.rho) == found.percentile(100) == found.cdf[-1]
+        assert found.worst == max(found.rho) == found.percentile(100)
         order = random.sample(range(len(lives)), len(lives))
         shuffled = measure([asked[i] for i in order], [ends[i] for i in order], cluster, 60.0, Alone())
         assert shuffled.rho == pytest.approx([found.rho[i] for i in order])
@@ -263,7 +296,6 @@ class TestFigures:
     def test_of_a_distribution(self):
         fairness = Fairness((2.0, 0.5, 1.0, 1.5), (1.0, 1.0, 1.0, 1.0), 3.0)
         assert (fairness.worst, fairness.unfair_fraction, fairness.percentile(50)) == (2.0, 0.5, 1.25)
-        assert fairness.cdf == (0.5, 1.0, 1.5, 2.0)
 
     def test_rounding_is_not_unfair(self):
         assert Fairness((1.0 + 1e-12, 1.0 + 1e-6), (1.0, 1.0)).unfair_fraction == 0.5

@@ -116,6 +116,8 @@ class TestOverlaid:
             InvalidSpec, match=r"only 2 usable jobs were submitted in hours 2–10 of any day\. Give 2 or"
         ):
             replay(listed(job(2), job(3), job(1)), ReplayOptions(num_jobs=3))
+        with pytest.raises(InvalidSpec, match="only 1 usable job was submitted"):
+            replay(listed(job(2)), ReplayOptions(num_jobs=2))
         with pytest.raises(InvalidSpec, match=r"only 0 usable jobs .* Widen or move the window"):
             replay(listed(job(1)))
 

@@ -10,7 +10,9 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.simulator.scenes import EQUAL_SHARE
 
@@ -18,14 +20,15 @@ from pollux.core import Cluster
 from pollux.errors import InvalidInput, MissingDependency
 from pollux.simulator import report
 from pollux.simulator.cluster_file import ClusterFile
-from pollux.simulator.metrics import Outcome
+from pollux.simulator.fairness import Fairness
+from pollux.simulator.metrics import JobOutcome, Outcome
 from pollux.simulator.report import standard
 from pollux.simulator.report.line_figures import line_figure
-from pollux.simulator.report.samples import binned, nice_bin_s
+from pollux.simulator.report.samples import nice_bin_s, over_rounds, over_time
 from pollux.simulator.report.svg import inline, png
 from pollux.simulator.report.tables import jobs_tables
 from pollux.simulator.scenario import GPU_TYPE, Scenario, simulate
-from pollux.simulator.timeline import Timeline
+from pollux.simulator.timeline import History, Timeline
 
 WORKLOAD = """name,time,application,num_replicas,batch_size
 <b>&"quoted",0,cifar10,2,256
@@ -64,6 +67,11 @@ def written(outcomes: list[Outcome], folder: Path) -> Path:
     table = report.Table(["x", "y"], [["one", 1.5], ["two", None]], "numbers")
     own = report.Section("My study", "Text & more.", [report.Picture("load", figure, "alt <text>")], [table])
     return report.write_report(outcomes, folder, title="a < b & c", sections=[own])
+
+
+def pictures_tag(content: str) -> str:
+    """How a page names its pictures."""
+    return f'<html><head><meta name="pollux-pictures" content="{content}"></head></html>'
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +154,18 @@ class TestThePage:
         for part in ("2 × 2 t4", "world.realloc_delay_s", "interval_s", "seed", "built-in applications"):
             assert part in text
 
+    def test_names_options_that_nobody_set(self, page):
+        text = " ".join(Reader(page).text)
+        assert re.search(r"policy\.backfill\s+false", text)
+        assert re.search(r"world\.node_mtbf_s\s+none", text)
+
+    def test_the_worst_of_several_workloads_is_the_worst_of_all(self, outcomes):
+        measured = [replace(run, fairness=Fairness((rho,) * len(run.jobs), (1.0,) * len(run.jobs)))
+                    for run, rho in ((outcomes[0], 3.0), (outcomes[3], 1.0))]  # fmt: skip
+        table = standard.summary_section(measured).tables[0]
+        column = list(table.headings).index("worst ρ")
+        assert [(row[0], row[column].key) for row in table.rows] == [("odd", 3.0), ("even", 1.0), ("mean", 3.0)]
+
     def test_shows_means_where_there_are_several_workloads(self, outcomes, page):
         assert ">mean<" in page
         assert ">mean<" not in report.render("x", [report.Section("s", tables=jobs_tables(outcomes))])
@@ -173,6 +193,27 @@ class TestFiles:
         assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "again").iterdir()}
         for path in folder.iterdir():
             assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+
+    def test_pictures_of_the_page_before_are_gone_and_nothing_else_is(self, tmp_path):
+        def write(*names: str) -> None:
+            pictures = [report.Picture(name, line_figure(name, "x", "y", {"a": [(0, 1)]}), name) for name in names]
+            report.write_page(tmp_path, "x", [report.Section("s", figures=pictures)])
+
+        (tmp_path / "holiday.png").write_text("mine")
+        write("first", "both")
+        write("both", "second")
+        assert {path.name for path in tmp_path.glob("*.png")} == {"holiday.png", "both.png", "second.png"}
+
+    @pytest.mark.parametrize(
+        "before",
+        [b"<html><img src='holiday.png'></html>", b"\xff\xfe", pictures_tag("../holiday holiday.png").encode()],
+    )
+    def test_a_page_of_others_takes_nothing_with_it(self, tmp_path, before):
+        (tmp_path / "holiday.png").write_text("mine")
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "report.html").write_bytes(before)
+        report.write_page(tmp_path / "new", "x", [report.Section("s")])
+        assert (tmp_path / "holiday.png").read_text() == "mine"
 
     def test_a_folder_that_is_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("")
@@ -232,6 +273,20 @@ class TestSectionsOfOthers:
         low, high = axes.get_xlim()
         assert [tick for tick in axes.get_xticks() if low <= tick <= high]
 
+    def test_a_flat_line_stays_inside_its_axes(self):
+        axes = line_figure("t", "x", "y", {"a": [(1, 3.0), (2, 3.01)]}).axes[0]
+        low, high = axes.get_ylim()
+        assert low == 0.0
+        assert high - 3.01 >= 0.03 * (high - low)
+
+    def test_few_places_of_a_logarithmic_axis_are_named_themselves(self):
+        line = [(x, 1.0) for x in (1.0, 2.0, 4.0, 8.0)]
+        axes = line_figure("t", "x", "y", {"a": line}, {"a": [(0.5, 1.0)]}, logx=True).axes[0]
+        assert axes.get_xticks().tolist() == [0.5, 1.0, 2.0, 4.0, 8.0]
+        many = line_figure("t", "x", "y", {"a": [(float(x), 1.0) for x in range(1, 10)]}, logx=True).axes[0]
+        assert {1.0, 2.0, 5.0} <= set(many.get_xticks()), "too many to name each"
+        assert 4.0 not in many.get_xticks()
+
     def test_names_that_mean_something_to_matplotlib_are_shown_as_they_are(self):
         text = inline(line_figure("$1 and $2", "x", "y", {"_under": [(0, 1)], "b": [(0, 2)]}), "f", "alt")
         assert "$1 and $2" in text
@@ -239,7 +294,42 @@ class TestSectionsOfOthers:
 
 
 class TestSamples:
-    def test_bins_are_means_weighted_by_gpus(self):
+    def test_of_histories_are_means_over_time(self, outcomes):
+        """Whatever the bins, what they hold adds up to what jobs held, waited and did."""
+        for outcome in outcomes[: len(POLICIES)]:
+            for bin_s in (60.0, 47.0, 1e6):
+                found = over_time(outcome, bin_s)
+                length_s = np.diff(found.start_s)
+                held, active = (column[:-1] @ length_s for column in (found.gpus_held, found.active_jobs))
+                assert held == pytest.approx(sum(job.gpu_s for job in outcome.jobs))
+                assert active == pytest.approx(sum(job.jct_s for job in outcome.jobs))
+                assert found.start_s[-1] == max(job.finished_at_s for job in outcome.jobs)
+
+    def test_of_a_history_checked_by_hand(self):
+        """Two GPUs for 60 s that wait, then train for 30 s; four more for 20 s; nothing from then on."""
+        history = History()
+        history.note(60.0, 2, 1, 32, 0.5, 0.0)
+        history.note(120.0, 2, 1, 32, 0.5, 10.0)
+        history.note(150.0, 6, 2, 96, 0.25, 30.0)
+        history.note(170.0, 0, 0, 0, 0.0, 0.0)
+        job = JobOutcome("a", "ncf", 10.0, 60.0, 170.0, 1, 300.0)
+        found = over_time(Outcome("w", "p", {}, (job,), Timeline(), [0.0], 0.0, histories={"a": history}), 100.0)
+        assert found.start_s.tolist() == [0.0, 100.0, 170.0]
+        assert found.gpus_held[:2].tolist() == pytest.approx([80 / 100, (2 * 50 + 6 * 20) / 70])
+        assert found.efficiency[:2].tolist() == pytest.approx([0.5, (100 * 0.5 + 120 * 0.25) / 220])
+        assert found.goodput[:2].tolist() == pytest.approx([0.0, (30 * 10 + 20 * 30) / 70])
+        assert found.throughput[:2].tolist() == pytest.approx([0.0, (30 * 20 + 20 * 120) / 70])
+        assert found.active_jobs[:2].tolist() == pytest.approx([0.9, 1.0])
+        assert found.running_jobs[:2].tolist() == pytest.approx([0.4, 1.0])
+
+    def test_the_page_says_what_its_means_are_of(self, outcomes):
+        bare = [replace(outcome, histories=None) for outcome in outcomes]
+        with_histories, without = (" ".join(standard.cluster_section(runs).text) for runs in (outcomes, bare))
+        assert "of what was true right after each round" in without
+        assert "of what was true right after each round" not in with_histories
+        assert "up to the next" in with_histories
+
+    def test_of_rounds_are_means_weighted_by_gpus(self):
         timeline = Timeline()
         rows = [(60.0, 2, 1.0, 4.0), (90.0, 6, 0.5, 8.0), (200.0, 0, None, 0.0)]
         for time_s, training, efficiency, throughput in rows:
@@ -252,7 +342,7 @@ class TestSamples:
                 getattr(timeline, name).append(value)
             for name in ("num_gpus", "active_jobs", "running_jobs", "gpus_held", "goodput"):
                 getattr(timeline, name).append(1)
-        found = binned(timeline, 100.0)
+        found = over_rounds(timeline, 100.0)
         assert found.start_s.tolist() == [0.0, 100.0, 200.0, 300.0]
         assert found.efficiency.tolist()[0] == pytest.approx((2 * 1.0 + 6 * 0.5) / 8)
         assert found.throughput.tolist()[0] == pytest.approx(6.0)
@@ -281,20 +371,52 @@ document.documentElement.dataset.found = JSON.stringify(found);
 """
 
 
-def test_a_browser_shows_the_page_and_sorts_its_tables(page, outcomes, tmp_path):
+NARROW = """
+<iframe src="page.html" style="width: 420px; height: 900px; border: 0"></iframe>
+<script>
+addEventListener("load", () => {
+  const view = document.querySelector("iframe").contentWindow;
+  const right = it => it.getBoundingClientRect().right;
+  const plots = Array.from(view.document.querySelectorAll("figure > svg"));
+  const found = {width: view.innerWidth, plots: plots.length, right: Math.max(...plots.map(right))};
+  const wide = view.document.querySelector("section > figure");
+  wide.focus();
+  found.chosen = wide.querySelector("svg").getBoundingClientRect().width;
+  document.documentElement.dataset.found = JSON.stringify(found);
+});
+</script>
+"""
+
+
+def in_browser(path: Path) -> dict[str, Any]:
+    """What a page found out about itself when a browser opened it."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((path for name in names if (path := shutil.which(name))), None)
+    browser = next((found for name in names if (found := shutil.which(name))), None)
     if browser is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    arguments += [f"--user-data-dir={path.parent / 'profile'}", "--dump-dom"]
+    done = subprocess.run([browser, *arguments, path.as_uri()], capture_output=True, text=True, timeout=100)
+    (dumped,) = re.findall(r'data-found="([^"]*)"', done.stdout)
+    return json.loads(dumped.replace("&quot;", '"'))
+
+
+def test_a_browser_shows_the_page_and_sorts_its_tables(page, outcomes, tmp_path):
     watch = '<script>window.errors = []; addEventListener("error", it => window.errors.push(it.message));</script>'
     checked = tmp_path / "checked.html"
     checked.write_text(page.replace("<style>", f"{watch}<style>", 1).replace("</body>", f"{CHECK}</body>"))
-    arguments = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
-    done = subprocess.run([browser, *arguments, checked.as_uri()], capture_output=True, text=True, timeout=100)
-    (dumped,) = re.findall(r'data-found="([^"]*)"', done.stdout)
-    found = json.loads(dumped.replace("&quot;", '"'))
+    found = in_browser(checked)
     jcts = sorted(job.jct_s for job in outcomes[0].jobs)
     assert found["errors"] == []
     assert found["up"] == pytest.approx(jcts)
     assert found["down"] == pytest.approx(jcts[::-1])
     assert (found["sort"], found["opened"]) == ("descending", True)
+
+
+def test_on_a_telephone_no_plot_is_cut_off_and_one_that_is_chosen_is_large(page, tmp_path):
+    (tmp_path / "page.html").write_text(page)
+    (tmp_path / "narrow.html").write_text(NARROW)
+    found = in_browser(tmp_path / "narrow.html")
+    assert (found["width"], found["plots"] > 5) == (420, True)
+    assert found["right"] <= 420
+    assert found["chosen"] > 600

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +21,26 @@ if TYPE_CHECKING:
 MAX_FAIR_JOBS = 400
 """Up to so many jobs a report measures finish-time fairness by itself: beyond, that takes too long to be a surprise."""
 
+
+def _folder(text: str) -> Path:
+    if not text.strip():  # as a path it would be the current folder, which nobody means who forgot to set a variable
+        raise typer.BadParameter("an empty name is no folder. Name one; a dot is the current one.")
+    return Path(text)
+
+
 ReportOption = Annotated[
     Path | None,
     typer.Option(
-        "--report", metavar="DIR", help="Write report.html with plots and every job, PNGs and report.json into DIR."
+        "--report",
+        metavar="DIR",
+        parser=_folder,
+        help="Write report.html with plots and every job, PNGs and report.json into DIR.",
     ),
 ]
 
 
 def check(folder: Path | None) -> None:
-    """Refuse what would fail after the run: a folder that is none, or nobody who could draw."""
+    """Refuse what would fail after the run: a folder that cannot be written, or nobody who could draw."""
     if folder is None:
         return
     from pollux.simulator.report import require_matplotlib
@@ -36,11 +48,35 @@ def check(folder: Path | None) -> None:
     require_matplotlib()
     if folder.exists() and not folder.is_dir():
         raise InvalidInput("--report", str(folder), "is a file", "Name a folder; it is made if it is not there")
-    output.check_writable(folder / "report.html", "--report")
+    if (folder / "report.html").is_dir():
+        raise InvalidInput("--report", str(folder), "has a folder report.html in it", "Name another folder")
+    try:
+        _try_to_write(folder)
+    except OSError as failure:
+        reason = failure.strerror or str(failure)
+        raise InvalidInput(
+            "--report", str(folder), f"cannot be written: {reason}", "Name a folder you may write"
+        ) from None
 
 
-def prepared(scenarios: Sequence[Scenario], folder: Path | None) -> list[Scenario]:
-    """The runs, measured for a report if there is to be one: with histories, and with fairness if jobs are few."""
+def _try_to_write(folder: Path) -> None:
+    """Whoever is refused later, or loses patience, finds no empty folder."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # not made after all, or somebody has put something there
+                path.rmdir()
+
+
+def prepared(scenarios: Sequence[Scenario], folder: Path | None, fairness: bool | None) -> list[Scenario]:
+    """The runs, measured for a report if there is to be one: with histories, and with fairness if jobs are few.
+
+    `fairness` is what was said about it; None: nothing.
+    """
     if folder is None:
         return list(scenarios)
     from pollux.simulator.comparison import prepare_once
@@ -50,8 +86,8 @@ def prepared(scenarios: Sequence[Scenario], folder: Path | None) -> list[Scenari
         ready = prepare_once(scenario)
         num_jobs = len(ready.workload.jobs)
         is_quick = num_jobs <= MAX_FAIR_JOBS and ready.cluster.cluster.num_gpus > 0
-        found.append(replace(scenario, histories=True, fairness=scenario.fairness or is_quick))
-        if num_jobs > MAX_FAIR_JOBS and not scenario.fairness:
+        found.append(replace(scenario, histories=True, fairness=is_quick if fairness is None else fairness))
+        if num_jobs > MAX_FAIR_JOBS and fairness is None:
             too_large[scenario.workload] = num_jobs
     for workload, num_jobs in too_large.items():
         output.note(f"{workload} has {num_jobs:,} jobs: its report goes without fairness, which --fairness measures")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pollux.cli.report import MAX_FAIR_JOBS
 from pollux.errors import InvalidInput, InvalidSpec
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ CompatOption = Annotated[
     str | None, typer.Option(metavar="PRESET", help="Follow somebody else's rules: artifact (the published simulator).")
 ]
 FairnessOption = Annotated[
-    bool,
-    typer.Option("--fairness", help="Also run each job alone on its fair share, for finish-time fairness ρ. Slow."),
+    bool | None,
+    typer.Option(
+        "--fairness/--no-fairness",
+        help="Also run each job alone on its fair share, for finish-time fairness ρ. Slow.",
+        show_default=f"off; with --report on, up to {MAX_FAIR_JOBS} jobs a workload",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

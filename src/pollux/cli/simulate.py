@@ -32,7 +32,7 @@ def simulate(
     traces: run_options.TracesOption = None,
     seed: run_options.SeedOption = None,
     compat: run_options.CompatOption = None,
-    fairness: run_options.FairnessOption = False,
+    fairness: run_options.FairnessOption = None,
     settings: run_options.SetOption = None,
     json_file: output.JsonFileOption = None,
     report_folder: report.ReportOption = None,
@@ -50,13 +50,12 @@ def simulate(
         raise InvalidInput("--events", "-", "--json is printed already", "Give one of them a file")
     flags = run_options.flags_of(interval, realloc_delay, interference, seed)
     options = run_options.options_of([policy], flags, compat, settings)[policy]
-    scenario = Scenario(
-        workload, policy, run_options.cluster_of(workload, nodes, gpus_per_node, cluster), traces, options, fairness
-    )
+    nodes_of_run = run_options.cluster_of(workload, nodes, gpus_per_node, cluster)
+    scenario = Scenario(workload, policy, nodes_of_run, traces, options, bool(fairness))
     output.check_writable(json_file, "--json")
     output.check_writable(events, "--events")
     report.check(report_folder)
-    (scenario,) = report.prepared([scenario], report_folder)
+    (scenario,) = report.prepared([scenario], report_folder, fairness)
     with _event_log(events) as log, output.progress(f"{workload} under {policy}") as advance:
         # From the start of this process: what the command cost, imports included.
         outcome = run(scenario, log, on_start=advance.expect, on_end=lambda: advance(1), cpu_began_s=0.0)
@@ -83,7 +82,7 @@ def compare(
     traces: run_options.TracesOption = None,
     seed: run_options.SeedOption = None,
     compat: run_options.CompatOption = None,
-    fairness: run_options.FairnessOption = False,
+    fairness: run_options.FairnessOption = None,
     settings: run_options.SetOption = None,
     json_file: output.JsonFileOption = None,
     report_folder: report.ReportOption = None,
@@ -107,12 +106,12 @@ def compare(
             run_options.cluster_of(workload, nodes, gpus_per_node, cluster),
             traces,
             by_policy[name],
-            fairness,
+            bool(fairness),
         )
         for workload in distinct
         for name in names
     ]
-    scenarios = report.prepared(scenarios, report_folder)
+    scenarios = report.prepared(scenarios, report_folder, fairness)
     with output.progress("simulating", len(scenarios)) as advance:
         found = run_all(scenarios, jobs or os.cpu_count() or 1, advance)
     labels = dict(zip(distinct, run_options.labels(distinct), strict=True))

@@ -114,8 +114,8 @@ def reproduce(
 ) -> None:
     """Run the simulated evaluation of the OSDI'21 paper and set the results beside what was published.
 
-    All of it on four samples takes about TOTAL minutes of CPU time, with --compat artifact hours: its genetic search
-    takes a minute or more a run. --only and --workloads shorten it.
+    All of it on four samples takes about 25 minutes of CPU time; --only and --workloads shorten it.
+    With --compat artifact it takes hours: a genetic search of a minute or more plans each run of Pollux.
     """
     run_options.use_one_thread()
     from pollux.simulator.studies.claims import claims_of

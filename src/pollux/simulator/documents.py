@@ -75,9 +75,9 @@ def refusal(kind: str, path: Path, problems: Sequence[str], fix: str) -> Invalid
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: text in single quotes, all else as JSON writes it."""
+    """A value as an error quotes it: text in single quotes, and null, true and arrays as JSON writes them."""
     try:
-        text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        text = repr(value) if isinstance(value, str | float) else json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:  # an int of more digits than Python prints
         text = "a very long number"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

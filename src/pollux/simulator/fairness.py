@@ -45,11 +45,6 @@ class Fairness:
         """Share of the jobs with ρ > 1."""
         return sum(rho > 1.0 + ROUNDING for rho in self.rho) / len(self.rho)
 
-    @property
-    def cdf(self) -> tuple[float, ...]:
-        """ρ in ascending order: at the i-th of n values (from 1) the distribution reaches i/n."""
-        return tuple(sorted(self.rho))
-
     def percentile(self, p: float) -> float:
         """The ρ that p percent of the jobs do not exceed, interpolated linearly; p from 0 to 100."""
         return float(np.percentile(self.rho, p))

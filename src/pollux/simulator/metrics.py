@@ -13,6 +13,9 @@ from pollux.core import Job
 from pollux.simulator.fairness import Fairness
 from pollux.simulator.timeline import History, Timeline
 
+LARGEST = ("max_contention", "worst_rho")
+"""Figures that are the largest of something."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
@@ -132,16 +135,21 @@ class Outcome:
 
 
 def means(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Of each figure, over the workloads of each policy; None where one of them has none."""
+    """Of each figure, over the workloads of each policy; None where one of them has none.
+
+    Of a figure that is the largest of something (`LARGEST`), the largest of all: a mean of it would be nobody's.
+    """
     by_policy: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         by_policy.setdefault(outcome.policy, []).append(outcome.figures())
     return {
-        policy: {key: _mean([figures[key] for figures in runs]) for key in runs[0]}
+        policy: {key: _over_workloads(key, [figures[key] for figures in runs]) for key in runs[0]}
         for policy, runs in by_policy.items()
     }
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _over_workloads(key: str, values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(values) else None
+    if len(known) < len(values):
+        return None
+    return max(known) if key in LARGEST else math.fsum(known) / len(known)

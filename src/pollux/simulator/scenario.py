@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from pollux import __version__, applications
 from pollux.core import BatchLimits, Cluster, Event, JobId, JobSpec, NodeJoined, encode
-from pollux.errors import InvalidSpec, UnknownName
+from pollux.errors import InvalidInput, InvalidSpec, PolluxError, UnknownName
 from pollux.policies import Policy, registry
 from pollux.scheduler import EventLog, Record
 from pollux.simulator.cluster_file import ClusterFile, NodeChange
 from pollux.simulator.fairness import Fairness, measure
 from pollux.simulator.generator import BUILT_IN, built_in_workload
 from pollux.simulator.metrics import JobOutcome, Outcome
-from pollux.simulator.options import AgentOptions, Options
+from pollux.simulator.options import AgentOptions, Options, WorldOptions
 from pollux.simulator.timeline import Histories
 from pollux.simulator.truth import Truth, truths_built_in, truths_of_traces
 from pollux.simulator.workload import Workload, WorkloadJob, checked, read_workload
@@ -111,7 +113,7 @@ def simulate(
     began = time.process_time() if cpu_began_s is None else cpu_began_s
     ready = prepare(scenario, truths)
     on_start(len(ready.workload.jobs) * (2 if scenario.fairness else 1))
-    jobs, cluster = ready.workload.jobs, ready.cluster
+    jobs, cluster, inputs = ready.workload.jobs, ready.cluster, _inputs(ready)
     world = world_of(jobs, ready.truths, cluster.cluster, ready.policy, scenario.options, cluster.changes, log)
     world.histories = Histories() if scenario.histories else None
     world.run(on_end)
@@ -120,7 +122,7 @@ def simulate(
     outcome = Outcome(
         ready.workload.name,
         scenario.policy,
-        _inputs(ready),
+        inputs,
         tuple(JobOutcome.of(job) for job in ended),
         world.timeline,
         world.policy_cpu_s,
@@ -147,12 +149,15 @@ def world_of(
 def _fairness(ready: Prepared, outcomes: Sequence[JobOutcome], on_job: Callable[[], None]) -> Fairness:
     """Of a run that has ended. A fair share loses no node: what the shared cluster lost counts against the policy."""
     scenario = ready.scenario
-    options = replace(scenario.options, world=replace(scenario.options.world, node_mtbf_s=None))
+    options = replace(scenario.options, world=_world_alone(scenario.options.world, ready.cluster.cluster.num_gpus))
 
     def jct_alone(job: WorkloadJob, cluster: Cluster) -> float:
         policy = registry.make(scenario.policy, options.policy)
         world = world_of([job], ready.truths, cluster, policy, options)
-        world.run()
+        try:
+            world.run()
+        except PolluxError as error:
+            raise _failed_alone(job.name, cluster.num_gpus, error) from error
         (ended,) = world.scheduler.state.ended.values()
         return JobOutcome.of(ended).jct_s
 
@@ -161,6 +166,23 @@ def _fairness(ready: Prepared, outcomes: Sequence[JobOutcome], on_job: Callable[
     found = measure(jobs, ends, ready.cluster.cluster, options.interval_s, jct_alone, on_job)
     _save(ready.truths)
     return found
+
+
+def _world_alone(world: WorldOptions, num_gpus: int) -> WorldOptions:
+    """That of isolated runs: no node fails, and what limits the shared run does not count.
+
+    A limit there is, against policies that move their job for ever; on one GPU of many a job may take as many times
+    as long.
+    """
+    return replace(world, node_mtbf_s=None, max_time_s=num_gpus * max(world.max_time_s, WorldOptions().max_time_s))
+
+
+def _failed_alone(job: str, num_gpus: int, error: PolluxError) -> PolluxError:
+    """Whose run it was: the error itself speaks as if it were that of the shared one, which has ended well."""
+    what = f"the shared run ended, but job {job!r} failed alone on its fair share ({num_gpus} GPUs): {error}"
+    if isinstance(error, InvalidInput):
+        return InvalidSpec("fairness", True, what.rstrip("."), "Mend that, or go without fairness")
+    return PolluxError(what)
 
 
 def _save(truths: Mapping[str, Truth]) -> None:
@@ -224,6 +246,30 @@ def _check_gpu_types(cluster: ClusterFile, truths: Mapping[str, Truth]) -> None:
                 )
 
 
+def _policy_options(ready: Prepared) -> dict[str, Any]:
+    """All that the policy has, with the values of this run, whether they were set or not."""
+    names = registry.describe(ready.scenario.policy)["options"]
+    return {name: _plain(getattr(ready.policy, name, None)) for name in names}
+
+
+def _plain(value: object) -> Any:
+    """As JSON holds it. What somebody's own policy has for options may be anything."""
+    match value:
+        case Enum():
+            return _plain(value.value)
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+        case Mapping():
+            return {str(key): _plain(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_plain(part) for part in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    return type(value).__name__  # not its text, which may name a place in memory, another in each run
+
+
 def _inputs(ready: Prepared) -> dict[str, Any]:
     """What a result came from, as JSON holds it."""
     scenario, options = ready.scenario, ready.scenario.options
@@ -231,7 +277,7 @@ def _inputs(ready: Prepared) -> dict[str, Any]:
         "version": __version__,
         "workload": scenario.workload,
         "policy": scenario.policy,
-        "policy_options": dict(options.policy),
+        "policy_options": _policy_options(ready),
         "adapts_gpus": ready.policy.adapts_gpus,
         "adapts_batch": ready.policy.adapts_batch,
         "traces": None if scenario.traces is None else str(scenario.traces),

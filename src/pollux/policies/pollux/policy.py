@@ -53,7 +53,7 @@ class Pollux(Policy):
     """Of one job; the artifact's limit is 16."""
     single_gpu_accumulation: bool = False
     published_grid: bool = False
-    """How agents choose their batch size: what a policy believes must be what they do (simulator: as `agent.…`)."""
+    """How agents choose their batch size: what a policy believes must be what they do."""
     floor: float = 1e-3
     """What a job without GPUs counts in the power mean."""
     population: int = 100

@@ -231,7 +231,8 @@ def _number_of_jobs(arrivals: Sequence[_Arrival], options: ReplayOptions) -> int
         return there if options.num_jobs is None else min(options.num_jobs, there)
     wanted = PAPER_NUM_JOBS if options.num_jobs is None else options.num_jobs
     if wanted > there:
-        problem = f"only {there} usable jobs were submitted in hours {options.window_hours} of any day"
+        counted = "1 usable job was" if there == 1 else f"{there} usable jobs were"
+        problem = f"only {counted} submitted in hours {options.window_hours} of any day"
         fewer = f"Give {there} or fewer, widen" if there else "Widen"
         fix = f"{fewer} or move the window, or let shorter or larger jobs in"
         raise InvalidSpec("num_jobs", wanted, problem, fix)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """What a browser may load: nothing from anywhere. Also a promise to whoever opens a page of somebody else's."""
 
+PICTURES = "pollux-pictures"
+"""What a page calls the list of its pictures, for whoever writes the next one into its folder."""
 _NUMBER = ' class="n"'
 
 
@@ -80,6 +82,7 @@ def render(title: str, sections: Sequence[Section]) -> str:
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
+            f'<meta name="{PICTURES}" content="{escape(_pictures(sections))}">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
             f"<header><h1>{escape(title)}</h1><nav>{links}</nav></header>\n<main>",
@@ -87,6 +90,16 @@ def render(title: str, sections: Sequence[Section]) -> str:
             f"</main>\n<script>\n{script}</script>\n</body>\n</html>\n",
         ]
     )
+
+
+def pictures_of(page: str) -> list[str]:
+    """The names of the pictures of a page that was rendered here; of any other page, none."""
+    found = re.search(f'<meta name="{PICTURES}" content="([^"]*)">', page.partition("</head>")[0])
+    return [name for name in found.group(1).split() if re.fullmatch("[a-z0-9-]+", name)] if found else []
+
+
+def _pictures(sections: Sequence[Section]) -> str:
+    return " ".join(picture.name for section in sections for picture in section.figures)
 
 
 def _id(title: str, index: int) -> str:
@@ -116,7 +129,9 @@ def _paragraphs(text: str | Sequence[str]) -> str:
 def _picture(picture: Picture) -> str:
     drawing = svg.inline(picture.figure, picture.name, escape(picture.alt))
     caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
-    return f"<figure>{drawing}{caption}</figure>\n"
+    # A wide one can be chosen, by a tap or a key: on a narrow screen that shows it in full size (page.css).
+    focus = "" if picture.is_small else ' tabindex="0"'
+    return f"<figure{focus}>{drawing}{caption}</figure>\n"
 
 
 def _table(table: Table) -> str:

@@ -97,10 +97,9 @@ def _rule(outcomes: Sequence[Outcome]) -> str:
 
 def coadaptation_section(outcomes: Sequence[Outcome]) -> Section | None:
     """Jobs that a policy adapted; None where none did."""
-    shown = first_workload(outcomes)
-    if most_adaptive(shown) is None:
+    pictures = coadaptation_pictures(first_workload(outcomes), "coadaptation")
+    if not pictures:
         return None
-    pictures = coadaptation_pictures(shown, "coadaptation")
     text = "The jobs of two applications with the most GPU-hours, under the policies that adapt jobs. "
     text += "Noise grows as training goes on, so larger batches lose less efficiency, and more GPUs are of use."
     return Section("Co-adaptation", [*_of_first(outcomes), text], pictures)

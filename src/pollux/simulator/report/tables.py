@@ -108,16 +108,20 @@ def _inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
         "traces": inputs.get("traces") or "built-in applications",
         "interval_s": inputs.get("interval_s"),
         "seed": inputs.get("seed"),
-        **{f"policy.{name}": value for name, value in inputs.get("policy_options", {}).items()},
+        "version": inputs.get("version"),
     }
-    for section in ("world", "agent", "scheduler"):
-        found |= {f"{section}.{name}": value for name, value in inputs.get(section, {}).items()}
-    found["version"] = inputs.get("version")
-    return {name: _shown(value) for name, value in found.items() if value not in (None, [], ())}
+    options = {"policy": inputs.get("policy_options", {})}
+    options |= {section: inputs.get(section, {}) for section in ("world", "agent", "scheduler")}
+    return {
+        **{name: _shown(value) for name, value in found.items() if value is not None},
+        **{f"{section}.{name}": _shown(value) for section, its in options.items() for name, value in its.items()},
+    }
 
 
 def _shown(value: object) -> str:
     match value:
+        case None | []:
+            return "none"
         case bool():
             return "true" if value else "false"
         case float():

@@ -12,7 +12,7 @@ from typing import Any
 from pollux.errors import InvalidInput
 from pollux.simulator.metrics import Outcome, means
 from pollux.simulator.report import standard
-from pollux.simulator.report.page import Section, render
+from pollux.simulator.report.page import Section, pictures_of, render
 from pollux.simulator.report.svg import png
 
 
@@ -37,23 +37,35 @@ def write_report(outcomes: Sequence[Outcome], folder: Path, *, title: str, secti
     return write_page(folder, title, [section for section in found if section is not None], document)
 
 
-def write_page(
-    folder: Path, title: str, sections: Sequence[Section], document: object = None, subtitle: str = ""
-) -> Path:
-    """A page of any sections, its figures as PNG beside it, and the document, if there is one, as `report.json`."""
+def write_page(folder: Path, title: str, sections: Sequence[Section], document: object = None) -> Path:
+    """A page of any sections, its figures as PNG beside it, and the document, if there is one, as `report.json`.
+
+    A page of ours that was there before goes, with those of its pictures that this one has not.
+    """
     contents = {f"{picture.name}.png": png(picture.figure) for section in sections for picture in section.figures}
     if document is not None:
         contents["report.json"] = _json(document)
-    contents["report.html"] = render(title, sections, subtitle).encode()
+    contents["report.html"] = render(title, sections).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        before = _pictures_before(folder / "report.html")
         _place(contents, folder)
+        for name in before - contents.keys():
+            (folder / name).unlink(missing_ok=True)
     except OSError as failure:
         reason = failure.strerror or str(failure)
         raise InvalidInput(
             "report", str(folder), f"cannot be written: {reason}", "Name a folder you may write"
         ) from None
     return folder / "report.html"
+
+
+def _pictures_before(page: Path) -> set[str]:
+    """The files that a page names as its own; none where there is no page, or nobody can read it."""
+    try:
+        return {f"{name}.png" for name in pictures_of(page.read_text(encoding="utf-8"))}
+    except (OSError, UnicodeDecodeError):
+        return set()
 
 
 def _place(contents: dict[str, bytes], folder: Path) -> None:
