@@ -52,7 +52,7 @@ class TestSimulate:
     def test_prints_the_figures_that_people_ask_for(self, workload):
         result = invoke("simulate", workload, "--nodes", 2)
         assert result.exit_code == 0, result.output
-        for text in ("small under tiresias", "average JCT", "makespan", "GPU-hours held", "re-allocations a job"):
+        for text in ("small under pollux", "average JCT", "makespan", "GPU-hours held", "re-allocations a job"):
             assert text in result.stdout
         assert result.stderr == ""
 
@@ -83,7 +83,7 @@ class TestSimulate:
         assert state.ended.keys() == {"a", "b", "c"}
 
     def test_events_can_be_printed_and_nothing_else_is(self, workload):
-        result = invoke("simulate", workload, "--events", "-")
+        result = invoke("simulate", workload, "--policy", "fifo", "--events", "-")
         assert all(isinstance(loads(line), Record) for line in result.stdout.splitlines())
 
     def test_only_one_thing_can_be_printed(self, workload):
@@ -198,7 +198,7 @@ class TestWorkloads:
         workload, cluster = tmp_path / "w.csv", tmp_path / "cluster.toml"
         workload.write_text(f"{HEADER}wide,100,ncf,4,1024\n")
         cluster.write_text('[[nodes]]\nname = "n"\ncount = 2\ngpus = 2\n[[changes]]\nat_s = 10\nlose = "n-1"\n')
-        result = invoke("simulate", workload, "--cluster", cluster)
+        result = invoke("simulate", workload, "--policy", "tiresias", "--cluster", cluster)
         assert result.exit_code == 2
         assert "'wide'" in result.stderr
         assert "2 GPUs" in result.stderr

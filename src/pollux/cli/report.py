@@ -22,8 +22,9 @@ MAX_FAIR_JOBS = 400
 """Up to so many jobs a report measures finish-time fairness by itself: beyond, that takes too long to be a surprise."""
 
 
-def _folder(text: str) -> Path:
-    if not text.strip():  # as a path it would be the current folder, which nobody means who forgot to set a variable
+def folder_named(text: str | Path) -> Path:
+    """A parser of options; the default of one comes as a path."""
+    if not str(text).strip():  # as a path it would be the current folder, which nobody means who forgot to set a variable
         raise typer.BadParameter("an empty name is no folder. Name one; a dot is the current one.")
     return Path(text)
 
@@ -33,7 +34,7 @@ ReportOption = Annotated[
     typer.Option(
         "--report",
         metavar="DIR",
-        parser=_folder,
+        parser=folder_named,
         help="Write report.html with plots and every job, PNGs and report.json into DIR.",
     ),
 ]

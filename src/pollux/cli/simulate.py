@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def simulate(
     workload: Annotated[str, typer.Argument(help=run_options.WORKLOAD_HELP)],
-    policy: Annotated[str, typer.Option(help="Name of the policy; `pollux policies` lists them.")] = "tiresias",
+    policy: Annotated[str, typer.Option(help="Name of the policy; `pollux policies` lists them.")] = "pollux",
     nodes: run_options.NodesOption = None,
     gpus_per_node: run_options.GpusOption = None,
     cluster: run_options.ClusterOption = None,

@@ -97,7 +97,13 @@ def reproduce(
         ),
     ] = None,
     report_folder: Annotated[
-        Path, typer.Option("--report", metavar="DIR", help="Where to put report.html, its plots and report.json.")
+        Path,
+        typer.Option(
+            "--report",
+            metavar="DIR",
+            parser=report.folder_named,
+            help="Where to put report.html, its plots and report.json.",
+        ),
     ] = Path("out/paper"),
     workloads: Annotated[
         int | None, typer.Option(min=1, help="How many samples.", show_default="all, or 4 generated ones")
