@@ -17,8 +17,9 @@ from pollux.core import (
     Profile,
     Progress,
     Shape,
+    ThroughputFit,
 )
-from pollux.goodput import DEFAULT_FIT, PUBLISHED, BatchOptions, Fit, GoodputModel, Observations, fit
+from pollux.goodput import DEFAULT_FIT, PUBLISHED, BatchOptions, Fit, Observations, best, fit
 from pollux.simulator.batch_split import SingleGpu, split
 from pollux.simulator.options import AgentOptions
 from pollux.simulator.truth import PassTime
@@ -37,6 +38,10 @@ class Agent:
             single_gpu_accumulation=options.single_gpu_accumulation, published_grid=options.published_grid
         )
         self._fits: dict[str, Fit] = {}
+        self._summaries: FrozenMap[str, ThroughputFit] = FrozenMap()
+        """Of the fits, as they are reported."""
+        self._tuned: tuple[object, tuple[int, int]] = (None, (0, 0))
+        """What the last tuning was for, and its answer: gradients change from epoch to epoch, not at every report."""
 
     def tune(self, gpu_type: str, shape: Shape, gradient: GradientStats) -> tuple[int, int]:
         """(m, s) for the GPUs at hand: of highest goodput as far as it knows, or for the batch size it must keep."""
@@ -44,10 +49,19 @@ class Agent:
             return split(self.fixed_batch_size, shape.num_gpus, self.limits, self._single_gpu)
         fitted = self._fits.get(gpu_type)
         if fitted is not None:
-            model = GoodputModel(fitted.model, fitted.theta, gradient, self.limits, self._batch_options)
-            found = model.best(shape)
-            if found.goodput > 0.0:
-                return found.per_gpu_batch_size, found.accumulation_steps
+            asked = (fitted, shape, gradient)
+            if self._tuned[0] != asked:
+                self._tuned = asked, self._best(fitted, shape, gradient)
+            return self._tuned[1]
+        return self._smallest(shape)
+
+    def _best(self, fitted: Fit, shape: Shape, gradient: GradientStats) -> tuple[int, int]:
+        found = best(fitted.model, fitted.theta, shape, gradient, self.limits, self._batch_options)
+        if found.goodput > 0.0:
+            return found.per_gpu_batch_size, found.accumulation_steps
+        return self._smallest(shape)
+
+    def _smallest(self, shape: Shape) -> tuple[int, int]:
         smallest = max(self.limits.initial_batch_size, self.limits.min_per_gpu_batch_size * shape.num_gpus)
         return split(smallest, shape.num_gpus, self.limits, self._single_gpu)
 
@@ -61,8 +75,8 @@ class Agent:
         seen = Observations.of(self.profile.of_type(gpu_type))
         options = PUBLISHED if self._options.published_fit else DEFAULT_FIT
         self._fits[gpu_type] = fit(seen, warm=self._fits.get(gpu_type), options=options)
+        self._summaries = FrozenMap({kind: fitted.summary() for kind, fitted in self._fits.items()})
 
     def model(self, gradient: GradientStats, progress: Progress, realloc_delay_s: float) -> JobModel:
         """What it reports."""
-        fits = FrozenMap({gpu_type: fitted.summary() for gpu_type, fitted in self._fits.items()})
-        return JobModel(self.limits, gradient, fits, progress, realloc_delay_s)
+        return JobModel(self.limits, gradient, self._summaries, progress, realloc_delay_s)
