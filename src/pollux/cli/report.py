@@ -24,7 +24,7 @@ MAX_FAIR_JOBS = 400
 
 def folder_named(text: str | Path) -> Path:
     """A parser of options; the default of one comes as a path."""
-    if not str(text).strip():  # as a path it would be the current folder, which nobody means who forgot to set a variable
+    if not str(text).strip():  # as a path it would be the current folder; who forgot to set a variable means none
         raise typer.BadParameter("an empty name is no folder. Name one; a dot is the current one.")
     return Path(text)
 
