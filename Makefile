@@ -40,7 +40,8 @@ run: $(STAMP) ## Compare all policies on a built-in workload, in a simulated clu
 
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(FIND_BROWSER)
-	@$(PY) -m pytest $(ARGS)
+	@# Whole files to the cores: what a file sets up once is not set up in every process.
+	@$(PY) -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## Check style, format and types (ruff, mypy)
 	@$(PY) -m ruff check .

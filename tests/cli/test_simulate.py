@@ -92,9 +92,9 @@ class TestSimulate:
         assert "--events" in result.stderr
 
     def test_a_built_in_workload_has_a_cluster_of_its_own(self):
-        assert set(figures("simulate", "demo")["timeline"]["num_gpus"]) == {16}
-        assert set(figures("simulate", "demo", "--nodes", 5)["timeline"]["num_gpus"]) == {20}
-        assert set(figures("simulate", "demo", "--gpus-per-node", 8)["timeline"]["num_gpus"]) == {32}
+        assert set(figures("simulate", "demo", "--policy", "fifo")["timeline"]["num_gpus"]) == {16}
+        assert set(figures("simulate", "demo", "--policy", "fifo", "--nodes", 5)["timeline"]["num_gpus"]) == {20}
+        assert set(figures("simulate", "demo", "--policy", "fifo", "--gpus-per-node", 8)["timeline"]["num_gpus"]) == {32}
 
     def test_a_cluster_file_brings_uneven_nodes_and_changes(self, workload, tmp_path):
         path, events = tmp_path / "cluster.toml", tmp_path / "events.jsonl"
@@ -126,7 +126,7 @@ class TestOptions:
 
     def test_what_is_set_by_name_goes_before_flags_and_flags_before_the_preset(self, workload):
         assert self.started(workload, "--interval", 17, "--set", "interval_s=23") == 23.0
-        artifact = ("simulate", workload, "--compat", "artifact")
+        artifact = ("simulate", workload, "--policy", "tiresias", "--compat", "artifact")
         usual, quick, precise = (
             figures(*artifact, *more)["avg_jct_s"]
             for more in ((), ("--realloc-delay", 0), ("--set", "world.whole_seconds=false"))
