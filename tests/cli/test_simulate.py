@@ -94,7 +94,9 @@ class TestSimulate:
     def test_a_built_in_workload_has_a_cluster_of_its_own(self):
         assert set(figures("simulate", "demo", "--policy", "fifo")["timeline"]["num_gpus"]) == {16}
         assert set(figures("simulate", "demo", "--policy", "fifo", "--nodes", 5)["timeline"]["num_gpus"]) == {20}
-        assert set(figures("simulate", "demo", "--policy", "fifo", "--gpus-per-node", 8)["timeline"]["num_gpus"]) == {32}
+        assert set(figures("simulate", "demo", "--policy", "fifo", "--gpus-per-node", 8)["timeline"]["num_gpus"]) == {
+            32
+        }
 
     def test_a_cluster_file_brings_uneven_nodes_and_changes(self, workload, tmp_path):
         path, events = tmp_path / "cluster.toml", tmp_path / "events.jsonl"
