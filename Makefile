@@ -91,7 +91,7 @@ if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null 
 	&& [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	echo "Installing chromium for the tests of the report …"; \
 	(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
-		|| echo "chromium could not be installed: the test that needs it will be skipped"; \
+		|| echo "chromium could not be installed: the tests that need it will say so"; \
 fi
 endef
 

@@ -70,13 +70,6 @@ class Outcome:
     fitness: FloatArray
     jobs_with_gpus: FloatArray
 
-    @property
-    def is_as_good(self) -> bool:
-        """At least as the published search, by the median of the seeds: in fitness and in jobs that run."""
-        return bool(
-            np.median(self.fitness) >= self.case.fitness and np.median(self.jobs_with_gpus) >= self.case.jobs_with_gpus
-        )
-
 
 def outcome(case: Case, new_solver: Callable[[], Solver], seeds: Iterable[int] = range(5)) -> Outcome:
     """Each seed has a solver of its own, that knows nothing but the present allocation."""

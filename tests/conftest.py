@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -43,8 +45,22 @@ def pollux_data() -> Path:
     """
     folder = Path(os.environ.get("POLLUX_DATA") or ROOT.parent / "shared" / "data").resolve()
     if not folder.is_dir():
-        reason = f"no measured data at {folder}: set POLLUX_DATA to the folder that holds it"
-        if IS_CI:
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _do_without(f"no measured data at {folder}: set POLLUX_DATA to the folder that holds it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """A browser that runs without a screen. `make test` installs one where it may; else as for `pollux_data`."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        _do_without("chromium is not installed: apt-get install chromium")
+    return found
+
+
+def _do_without(reason: str) -> NoReturn:
+    """Skip the test; where CI is set nothing is skipped, so it fails."""
+    if IS_CI:
+        pytest.fail(reason)
+    pytest.skip(reason)

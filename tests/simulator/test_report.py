@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -388,12 +387,8 @@ addEventListener("load", () => {
 """
 
 
-def in_browser(path: Path) -> dict[str, Any]:
+def opened(browser: str, path: Path) -> dict[str, Any]:
     """What a page found out about itself when a browser opened it."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((found for name in names if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
     arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     arguments += [f"--user-data-dir={path.parent / 'profile'}", "--dump-dom"]
     done = subprocess.run([browser, *arguments, path.as_uri()], capture_output=True, text=True, timeout=100)
@@ -401,11 +396,11 @@ def in_browser(path: Path) -> dict[str, Any]:
     return json.loads(dumped.replace("&quot;", '"'))
 
 
-def test_a_browser_shows_the_page_and_sorts_its_tables(page, outcomes, tmp_path):
+def test_a_browser_shows_the_page_and_sorts_its_tables(browser, page, outcomes, tmp_path):
     watch = '<script>window.errors = []; addEventListener("error", it => window.errors.push(it.message));</script>'
     checked = tmp_path / "checked.html"
     checked.write_text(page.replace("<style>", f"{watch}<style>", 1).replace("</body>", f"{CHECK}</body>"))
-    found = in_browser(checked)
+    found = opened(browser, checked)
     jcts = sorted(job.jct_s for job in outcomes[0].jobs)
     assert found["errors"] == []
     assert found["up"] == pytest.approx(jcts)
@@ -413,10 +408,10 @@ def test_a_browser_shows_the_page_and_sorts_its_tables(page, outcomes, tmp_path)
     assert (found["sort"], found["opened"]) == ("descending", True)
 
 
-def test_on_a_telephone_no_plot_is_cut_off_and_one_that_is_chosen_is_large(page, tmp_path):
+def test_on_a_telephone_no_plot_is_cut_off_and_one_that_is_chosen_is_large(browser, page, tmp_path):
     (tmp_path / "page.html").write_text(page)
     (tmp_path / "narrow.html").write_text(NARROW)
-    found = in_browser(tmp_path / "narrow.html")
+    found = opened(browser, tmp_path / "narrow.html")
     assert (found["width"], found["plots"] > 5) == (420, True)
     assert found["right"] <= 420
     assert found["chosen"] > 600

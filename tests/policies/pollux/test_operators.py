@@ -248,7 +248,9 @@ def test_individuals_are_worth_what_the_problem_says(problem, seed):
     for place in (0, 2, 3):
         fitness = float(problem.objective.of_mean(mean_value[place]))
         assert fitness == pytest.approx(problem.fitness(store[place]), rel=1e-12)
-        assert utility[place] == pytest.approx(problem.utility(store[place]), rel=1e-12)
+        in_use = problem.capacity[store[place].any(axis=0)].sum()
+        speedup = problem.speedups(store[place]).sum()
+        assert utility[place] == pytest.approx(speedup / in_use if in_use else 0.0, rel=1e-12)
     assert np.isnan([mean_value[1], utility[1]]).all()
 
 

@@ -25,15 +25,7 @@ def rows(of):
 
 
 def chosen(offers: Offers, num_gpus: int, choose=choose_sizes):
-    return choose(
-        offers.sizes,
-        offers.values,
-        offers.tie_values,
-        offers.kept_size,
-        offers.kept_value,
-        offers.kept_tie_value,
-        num_gpus,
-    )
+    return choose(*offers, num_gpus)
 
 
 class TestPackedSizes:

@@ -10,8 +10,9 @@ Deterministic, and done in a few milliseconds for a cluster of 64 GPUs. It does 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,9 +34,11 @@ NEVER, WHERE_IT_PAYS, ALWAYS = np.inf, 0.0, -np.inf
 is not always best in the end, so all three are tried where fragments are in the way."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Offers:
-    """Sizes [S] that jobs may be given, and what each is worth to each job. Column 0 is nothing at all."""
+class Offers(NamedTuple):
+    """Sizes [S] that jobs may be given, and what each is worth to each job. Column 0 is nothing at all.
+
+    In the order of the arguments of `choose_sizes`.
+    """
 
     sizes: FloatArray  # [S] int, ascending
     values: FloatArray  # [J, S]: −inf where a job may not have that size
@@ -50,15 +53,7 @@ class Packed:
 
     def solve(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> Solution:
         offers = offer(problem)
-        choice = choose_sizes(
-            offers.sizes,
-            offers.values,
-            offers.tie_values,
-            offers.kept_size,
-            offers.kept_value,
-            offers.kept_tie_value,
-            int(problem.capacity.sum()),
-        )
+        choice = choose_sizes(*offers, int(problem.capacity.sum()))
         best, is_blocked = place(problem, offers, choice, NEVER)
         if is_blocked:
             # Not even to leave all as it is may be worse than what came of these sizes.

@@ -64,13 +64,8 @@ class Problem:
     def fitness(self, allocation: FloatArray) -> float:
         return self.objective.fitness(self.values(allocation))
 
-    def utility(self, allocation: FloatArray) -> float:
-        """Speedups per GPU of the nodes in use (the paper's second objective)."""
-        in_use = int(self.capacity[allocation.any(axis=0)].sum())
-        return float(self.speedups(allocation).sum()) / in_use if in_use else 0.0
-
     def violations(self, allocation: FloatArray) -> list[str]:
-        """Which of its rules an answer breaks; empty if none. For tests: solvers keep them all."""
+        """Which of its rules an answer breaks; empty if none. Solvers keep them all, and their tests ask here."""
         num_gpus = allocation.sum(axis=1)
         runs = num_gpus > 0
         spread_out = (allocation > 0).sum(axis=1) > 1

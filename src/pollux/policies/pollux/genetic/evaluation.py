@@ -44,6 +44,7 @@ class Worth(NamedTuple):
 def evaluate(store: FloatArray, places: FloatArray, worth: Worth, mean_value: FloatArray, utility: FloatArray) -> None:
     """Mean value to the objective, and utility, of the individuals at these places of the store [S, J, N].
 
+    Utility, the artifact's second objective: all speedups together per GPU of the nodes in use.
     Both are written into the last two arguments [S].
     """
     _, J, N = store.shape
