@@ -55,13 +55,15 @@ format: $(STAMP) ## Rewrite the code in the project's format, mend what ruff can
 bench: $(STAMP) ## Measure, and write benchmarks/RESULTS.md (ONLY=area for one area)
 	@$(PY) -m benchmarks $(if $(ONLY),--only $(ONLY))
 
-constraints: ## Renew constraints.txt: the newest versions that pyproject.toml allows
+constraints: ## Renew constraints.txt: the newest versions that pyproject.toml allows (torch by hand: its builds differ)
 	@$(FIND_PYTHON); \
 	echo "Resolving the newest versions …"; \
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT && \
 	"$$py" -m venv "$$tmp/venv" && \
-	"$$tmp/venv/bin/python" -m pip install -qq -e '.[dev]' editables && \
-	{ sed -n '/^#/p;/^#/!q' constraints.txt; "$$tmp/venv/bin/python" -m pip freeze --exclude-editable; } > "$$tmp/new" && \
+	grep '^torch==' constraints.txt > "$$tmp/kept" && \
+	"$$tmp/venv/bin/python" -m pip install -qq -c "$$tmp/kept" -e '.[dev]' editables && \
+	{ sed -n '/^#/p;/^#/!q' constraints.txt; \
+	  "$$tmp/venv/bin/python" -m pip list --format=freeze --exclude-editable | sed '/^pip==/d; s/+cpu$$//'; } > "$$tmp/new" && \
 	cp "$$tmp/new" constraints.txt && echo "constraints.txt is renewed: run make test, then look at git diff"
 
 clean: ## Remove what commands produced: caches, builds, out/
@@ -77,7 +79,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "Creating $(VENV) with $$("$$py" --version) …"; \
 		"$$py" -m venv --clear $(VENV) || exit 1; \
 	fi; \
-	echo "Installing Pollux and its pinned dependencies (about a minute the first time) …"; \
+	echo "Installing Pollux and its pinned dependencies (one to three minutes the first time: PyTorch is large) …"; \
 	$(PY) -m pip install -qq -c constraints.txt -e '.[dev]' || { \
 		echo "error: pip could not install the packages, see above. Is the package index reachable?" >&2; exit 1; }
 	@# Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew.

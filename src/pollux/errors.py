@@ -7,6 +7,8 @@
     │   ├── InvalidModel       parameters, limits or statistics of a goodput model
     │   ├── InvalidDocument    JSON that is not one of ours, or of another schema version
     │   └── UnknownName        a name that no registry knows (application, policy, throughput model …)
+    ├── LoopMisuse             a training loop that calls the agent in the wrong way: problem, fix
+    ├── CheckpointError        a checkpoint that cannot be read or written: path, problem, fix
     ├── MissingDependency      an optional package that this command needs
     ├── IllegalTransition      a bug: the job life cycle has no such step
     ├── InfeasiblePlan         a bug: a policy gave out what the cluster does not have
@@ -71,6 +73,31 @@ class UnknownName(InvalidInput):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.field, self.value, self.known)
+
+
+class LoopMisuse(PolluxError, RuntimeError):
+    """A training loop that uses the agent in a way that cannot work; raised where the loop does it."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem, fix)
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.fix}."
+
+
+class CheckpointError(PolluxError):
+    """A checkpoint that cannot be used; the ones beside it are untouched."""
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        super().__init__(path, problem, fix)
+        self.path = path
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}. {self.fix}."
 
 
 class MissingDependency(PolluxError, ImportError):

@@ -9,6 +9,7 @@ docs/decisions/0002-numba.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -16,13 +17,27 @@ Function = TypeVar("Function", bound=Callable[..., object])
 if TYPE_CHECKING:
 
     def compiled(function: Function) -> Function: ...
+    def interpreted() -> AbstractContextManager[None]: ...
 
 else:
+    import contextlib
     import functools
     import importlib.util
     import threading
 
     _lock = threading.Lock()
+    _thread = threading.local()
+
+    @contextlib.contextmanager
+    def interpreted():
+        """Inside, this thread neither loads numba nor compiles: for a process that fits once in half a minute beside
+        its real work, 18 ms each time are less than one start of the compiler. What is machine code already stays so.
+        """
+        before, _thread.is_interpreted = getattr(_thread, "is_interpreted", False), True
+        try:
+            yield
+        finally:
+            _thread.is_interpreted = before
 
     class _CompiledLater:
         """A function that becomes machine code at its first call, from whichever thread.
@@ -36,6 +51,8 @@ else:
             self._dispatcher = None
 
         def __call__(self, *args):
+            if self._dispatcher is None and getattr(_thread, "is_interpreted", False):
+                return self.py_func(*args)
             return (self._dispatcher or self.dispatcher())(*args)
 
         def dispatcher(self):

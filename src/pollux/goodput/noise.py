@@ -252,6 +252,21 @@ class NoiseAverage:
         """The same settings and nothing averaged; also for the step at which a preconditioner takes effect."""
         return NoiseAverage(self.window, self.min_samples, self.var_floor, skipped=self.skipped)
 
+    def cautious(self, errors: float = 1.0) -> NoiseAverage:
+        """The same with a gradient longer by so many standard errors of its estimate: φ is rather too small.
+
+        A few samples cannot tell a small gradient from none. Taken at their word they would promise that any batch
+        is fully efficient; whoever acts on them acts on this. The longer the averaging, the less it differs.
+        """
+        n = self.effective_samples
+        total_var = sum(max(var, 0.0) for var in self.var)
+        if n <= 1.0 + 1e-9 or total_var <= 0.0:
+            return self
+        longer = errors * math.sqrt(max(self.scatter[0], 0.0) / (n - 1.0)) / total_var
+        # The error is known of the groups' sum only; it is shared out as the noise is.
+        sqr = tuple(max(sqr, 0.0) + longer * max(var, 0.0) for sqr, var in zip(self.sqr, self.var, strict=True))
+        return dataclasses.replace(self, sqr=sqr)
+
     def group_stats(self) -> tuple[Array, Array]:
         """(sqr, var) [groups] for use: sqr ≥ 0 and var ≥ var_floor. Before the first sample 1 and the floor."""
         return np.maximum(self.sqr, 0.0), np.maximum(self.var, self.var_floor)

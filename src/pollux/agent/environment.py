@@ -1,0 +1,74 @@
+"""What the launcher tells a replica: the only place in the agent that reads environment variables.
+
+RANK, WORLD_SIZE, LOCAL_RANK             set by torchrun; absent: one process
+LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE       set by torchrun: replicas on this node, number of nodes
+POLLUX_JOB, POLLUX_GENERATION            who the reports are about
+POLLUX_CHECKPOINT_DIR                    where checkpoints go if the script does not say
+POLLUX_REPORT_URL, POLLUX_TOKEN_FILE     where reports go, and the file that holds the token for it
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One replica's place among the others, and where its results go."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    num_nodes: int = 1
+    job: str = "local"
+    generation: int = 1
+    checkpoint_dir: Path | None = None
+    report_url: str | None = None
+    token: str | None = None
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
+        """From these variables, by default the process's own."""
+        given = os.environ if variables is None else variables
+        size = _whole(given, "WORLD_SIZE", 1, 1)
+        rank = _whole(given, "RANK", 0, 0)
+        if rank >= size:
+            raise InvalidSpec("RANK", rank, f"not below WORLD_SIZE = {size}", "Start the script with torchrun")
+        on_this_node = _whole(given, "LOCAL_WORLD_SIZE", size, 1)
+        folder, token_file = given.get("POLLUX_CHECKPOINT_DIR"), given.get("POLLUX_TOKEN_FILE")
+        return cls(
+            rank=rank,
+            size=size,
+            local_rank=_whole(given, "LOCAL_RANK", 0, 0),
+            num_nodes=min(_whole(given, "GROUP_WORLD_SIZE", max(1, size // on_this_node), 1), size),
+            job=given.get("POLLUX_JOB") or "local",
+            generation=_whole(given, "POLLUX_GENERATION", 1, 1),
+            checkpoint_dir=Path(folder) if folder else None,
+            report_url=given.get("POLLUX_REPORT_URL") or None,
+            token=_read_token(Path(token_file)) if token_file else None,
+        )
+
+
+def _whole(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = given.get(name) or str(default)
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidSpec(name, text, f"not a whole number from {least} on", "Leave it to torchrun or Pollux to set it")
+    return value
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError as error:
+        raise InvalidSpec(
+            "POLLUX_TOKEN_FILE", str(path), f"cannot be read ({error.strerror})", "Let Pollux start the job"
+        ) from None

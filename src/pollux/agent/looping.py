@@ -1,0 +1,112 @@
+"""What happens at the boundaries of passes and steps, and when the loop over the loader is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pollux.agent.adapting import Adapter, Heard
+from pollux.agent.batching import BatchConfig
+from pollux.agent.dealing import Dealer, StepPlan
+from pollux.agent.replicas import Replicas
+from pollux.agent.stepping import Outcome, Stepper
+from pollux.agent.stopwatch import Stopwatch
+from pollux.errors import LoopMisuse
+
+log = logging.getLogger(__name__)
+
+ROUNDING = 1e-6
+
+
+class Goal:
+    """When one turn of the user's loop over the loader ends: at a progress, or at the end of a pass."""
+
+    def __init__(self, *, progress: float | None = None, pass_index: int | None = None) -> None:
+        self.progress = progress
+        self.pass_index = pass_index
+
+    def is_reached(self, progress: float, pass_index: int) -> bool:
+        if self.progress is not None:
+            return progress >= self.progress - ROUNDING
+        assert self.pass_index is not None
+        return pass_index >= self.pass_index
+
+
+class TrainingLoop:
+    """The loader's counterpart: knows the stepper, the adapter and the goal, and tells the job what a beat asks."""
+
+    def __init__(
+        self, dealer: Dealer, stepper: Stepper, adapter: Adapter, stopwatch: Stopwatch, replicas: Replicas
+    ) -> None:
+        self.dealer = dealer
+        self.stepper = stepper
+        self._adapter = adapter
+        self._stopwatch = stopwatch
+        self._replicas = replicas
+        self.goal: Goal | None = None
+        self.is_inside = False
+        self.is_stopped = False
+        self.on_heard: Callable[[Heard], None] = lambda _: None
+        self.on_memory: Callable[[StepPlan, BatchConfig], None] = lambda *_: None
+        self.on_first_pass: Callable[[], None] | None = None
+        """Called once, before the next micro-batch is handed out."""
+
+    def enter(self) -> None:
+        if self.goal is None:
+            raise LoopMisuse(
+                "the prepared loader is iterated outside of the job's epochs",
+                "Write for epoch in job.epochs(n): around the loop (job.passes(n) for plain passes)",
+            )
+        if self.is_inside:
+            raise LoopMisuse(
+                "the prepared loader is iterated twice at the same time",
+                "Finish one loop before the next; give job.shard(DataLoader(…)) a loader of its own",
+            )
+        self.is_inside = True
+        self._stopwatch.interrupt()
+
+    def leave(self) -> None:
+        self.is_inside = False
+        self.stepper.abandon()
+        self.dealer.rewind()
+        self._stopwatch.interrupt()
+        self._adapter.interrupted()
+
+    def is_over(self) -> bool:
+        if self.is_stopped or self.goal is None:
+            return True
+        return self.goal.is_reached(self._adapter.progress, self.dealer.committed.pass_index)
+
+    def before_fetching(self) -> None:
+        self._stopwatch.begin_pass()
+
+    def begin_pass(self, plan: StepPlan, index: int) -> None:
+        if self.on_first_pass is not None:
+            self.on_first_pass()
+            self.on_first_pass = None
+        self.stepper.begin_pass(plan, index)
+
+    def end_pass(self, plan: StepPlan) -> Outcome:
+        is_last = self.stepper.is_last
+        outcome = self.stepper.end_pass()
+        if outcome is Outcome.RETRY:
+            self._stopwatch.interrupt()
+            self.on_memory(plan, self._adapter.shrink(plan))
+            return outcome
+        counts = plan.is_whole and not plan.is_measured and not self.stepper.is_careful
+        self._stopwatch.end_pass(self._replicas.shape, plan.per_gpu_batch_size, is_synchronising=is_last, counts=counts)
+        if outcome is not Outcome.ACCUMULATED:
+            self._finish(plan)
+        return outcome
+
+    def cut_short(self, plan: StepPlan) -> None:
+        """The user left the loop. A step that the optimizer has taken counts; of any other nothing remains."""
+        if self.stepper.is_complete:
+            self.stepper.end_pass()
+            self._finish(plan)
+
+    def _finish(self, plan: StepPlan) -> None:
+        self.dealer.commit(plan)
+        heard = self._adapter.after_step(plan, self.stepper)
+        if heard is not Heard.NOTHING:
+            self.on_heard(heard)

@@ -1,0 +1,87 @@
+"""The model as the training loop holds it: one object that stays the same however many replicas there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.agent.replicas import Replicas
+
+
+class ReplicatedModel(nn.Module):
+    """The user's module, through DistributedDataParallel where there are several replicas.
+
+    In evaluation mode, or without gradients, the bare module runs: replicas may then run it a different number of
+    times. Names in `state_dict` and `named_parameters` are the bare module's, and so is every attribute that is not
+    found here.
+    """
+
+    def __init__(self, module: nn.Module, ddp_options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self.on_failure: Callable[[BaseException, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """Answers for a forward that ran out of memory, or raises."""
+        self._ddp: tuple[DistributedDataParallel, ...] = ()  # in a tuple, so that it is not a submodule
+        self._ddp_options = dict(ddp_options)
+
+    def connect(self, replicas: Replicas) -> None:
+        """Join these replicas: all start from the weights of the first."""
+        if replicas.size == 1:
+            self._ddp = ()
+            return
+        options = {"device_ids": [replicas.device.index]} if replicas.device.type == "cuda" else {}
+        self._ddp = (
+            DistributedDataParallel(self.module, process_group=replicas.group, **{**options, **self._ddp_options}),
+        )
+
+    def synchronise(self, is_wanted: bool) -> None:
+        """Whether the next forward and backward average gradients over the replicas."""
+        for ddp in self._ddp:
+            ddp.require_backward_grad_sync = is_wanted
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if self._ddp and self.training and torch.is_grad_enabled():
+                return self._ddp[0](*args, **kwargs)
+            return self.module(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            if self.on_failure is None or not torch.is_grad_enabled():
+                raise
+            failed: BaseException = error
+        # Outside the handler: the traceback would keep the activations alive.
+        return self.on_failure(failed.with_traceback(None), args, kwargs)
+
+    def train(self, mode: bool = True) -> ReplicatedModel:
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.module.named_buffers(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+
+def has_batch_dependent_layers(module: nn.Module) -> bool:
+    """Whether half a batch would see other statistics than the whole: batch normalisation in training mode."""
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training for layer in module.modules())

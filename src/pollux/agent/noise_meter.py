@@ -1,0 +1,374 @@
+"""Squared norms of gradients on measured steps: |P g_i|² of every pass, and |P mean|² after the all-reduce.
+
+Tensor hooks live only from `watch_pass` to `end_pass` of a measured step; on all other steps the model runs as if
+this module did not exist. Nothing is read by the host: the norms are tensors on the gradients' device, for whoever
+sums them over the replicas. The estimators themselves are `pollux.goodput.noise`'s. Training thread only.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import math
+import statistics
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from pollux.agent.preconditioners import UNKNOWN, Inverse, Preconditioner, inverse_divisors, is_active, kind
+from pollux.errors import InvalidSpec, LoopMisuse
+from pollux.goodput.noise import JENSEN_SLACK, LARGEST_USABLE, NoiseSample, from_difference, from_replicas
+
+_log = logging.getLogger(__name__)
+
+LONG = 2**20
+"""Elements from which on a norm is taken by rows first. In single precision, torch's CPU kernel for one long vector
+loses 5e-4 at 10 million elements, and 1 % at 100 million."""
+
+
+class NoiseMeter:
+    """The norms of one optimizer's gradients, per parameter group.
+
+    A step of K replicas, measured over at least two gradients (replicas × passes):
+
+        begin_step
+        for each pass:  watch_pass, forward, backward, end_pass(w, K)
+        end_step        after the synchronising backward, before anybody changes p.grad
+        local, total    local summed over the replicas, and total of any of them, are what `sample` takes
+
+    One replica with one pass, two consecutive steps under one P:
+
+        forward, backward, keep_gradient, optimizer step
+        forward, backward, difference
+
+    P is that of the optimizer's state when the step began, or older by less than `refresh_every` measured steps. It
+    takes as much memory as the parameters, and nothing for SGD. All replicas have the same P because they measure the
+    same steps. `drop` ends an unfinished measurement at any point.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, preconditioner: Preconditioner | None = None, refresh_every: int = 8
+    ) -> None:
+        self._optimizer = optimizer
+        self._user = preconditioner
+        self._refresh_every = refresh_every
+        self.last_gradient_at: float | None = None
+        """When the last hook of the last watched pass was called (`time.perf_counter`, host)."""
+        self.last_parameter: torch.Tensor | None = None
+        """The parameter whose hook that was: the one whose gradient completes the backward pass."""
+        self._handles: list[RemovableHandle] = []
+        self._norms: list[torch.Tensor] = []
+        self._local: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
+        self._kept: list[torch.Tensor | None] | None = None
+        self._kept_sqr: torch.Tensor | None = None
+        self._kept_scale: float | torch.Tensor = 1.0
+        self._inverses: list[Inverse] = []
+        self._is_preconditioned = False
+        self._age = 0
+        self._find_parameters()
+        if preconditioner is None and kind(optimizer) == UNKNOWN:
+            _log.warning(
+                "%s is not an optimizer whose preconditioner is known: its noise scale is measured as that of plain "
+                "SGD. Give preconditioner=, a function (parameter, state, group) -> divisor, to have its own",
+                type(optimizer).__name__,
+            )
+
+    @property
+    def num_groups(self) -> int:
+        return self._num_groups
+
+    @property
+    def is_preconditioned(self) -> bool:
+        """Whether P is other than the identity, as of the last `begin_step`.
+
+        A sample belongs to an average of samples of the same kind: when this changes, restart the average.
+        """
+        return self._is_preconditioned
+
+    def begin_step(self) -> None:
+        """Forget any measurement before, and refresh P if that is due."""
+        self.drop()
+        if self._layout() != self._known_layout:
+            self._find_parameters()
+        if self._age == 0 or not self._is_preconditioned:
+            inverses = inverse_divisors(self._optimizer, self._user)
+            self._inverses = [inverse for group in inverses for inverse in group]
+            self._is_preconditioned = is_active(inverses)
+        self._age = (self._age + 1) % self._refresh_every
+
+    def watch_pass(self) -> None:
+        """Before the forward of each pass of a measured step."""
+        self._unhook()
+        self._norms = [self._nothing] * len(self._parameters)
+        self._handles = [
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+            for parameter, hook in zip(self._parameters, self._hooks, strict=True)
+            if parameter.requires_grad
+        ]
+
+    def end_pass(self, weight: float, replicas: int = 1) -> None:
+        """After the backward of the pass, whose loss was multiplied by `weight` = w = K·b/B, with K = `replicas`.
+
+        The hooks saw h = w·g_i, and the pass's term of `pollux.goodput.noise.local_mean` is
+        (b/B)|P g_i|² = |P h|²/(w·K).
+        """
+        self._unhook()
+        if weight > 0.0:
+            squares = self._sum(self._norms) / (weight * replicas)
+            self._local = squares if self._local is None else self._local + squares
+        self._norms = []
+
+    def end_step(self, gradient_scale: float | torch.Tensor = 1.0) -> None:
+        """After the synchronising backward, while every p.grad holds the mean over B samples times `gradient_scale`.
+
+        `gradient_scale` is the GradScaler's, which the gradients of all passes of this step were multiplied by.
+        """
+        total = self._sum(self._all_norms(self._all_seen()))
+        self._total = _divided(total, gradient_scale, gradient_scale)
+        if self._local is not None:
+            self._local = _divided(self._local, gradient_scale, gradient_scale)
+
+    def local(self) -> torch.Tensor:
+        """float64 [groups]: Σ (b/B)|P g_i|² over the passes of this replica; to be summed over the replicas."""
+        if self._local is None:
+            raise LoopMisuse("no pass of this step was measured", "Call watch_pass and end_pass around each pass")
+        return self._local
+
+    def total(self) -> torch.Tensor:
+        """float64 [groups]: |P mean|², the same on all replicas."""
+        if self._total is None:
+            raise LoopMisuse("the step was not measured to its end", "Call end_step after the last backward")
+        return self._total
+
+    def keep_gradient(self, gradient_scale: float | torch.Tensor = 1.0) -> None:
+        """After the backward of the first of two consecutive steps: keep a copy of P g. Begins the measurement."""
+        self.begin_step()
+        seen = self._all_seen(dense=True)
+        # With a divisor it is a copy already.
+        self._kept = [
+            value.clone() if value is not None and inverse is None else value
+            for value, inverse in zip(seen, self._inverses, strict=True)
+        ]
+        self._kept_sqr = self._sum(self._all_norms(seen))
+        self._kept_scale = gradient_scale
+
+    def difference(self, gradient_scale: float | torch.Tensor = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """After the second step's backward: (|P previous|², |P current|², their dot), float64 [groups] each.
+
+        The copy is given back. What `difference_sample` takes.
+        """
+        if self._kept is None or self._kept_sqr is None:
+            raise LoopMisuse("no gradient of the step before was kept", "Call keep_gradient on that step")
+        current = self._all_seen(dense=True)
+        dots = [
+            self._nothing if a is None or b is None else (a * b).sum(dtype=self._wide)
+            for a, b in zip(self._kept, current, strict=True)
+        ]
+        current_sqr = self._sum(self._all_norms(current))
+        before, now = self._kept_scale, gradient_scale
+        answer = (
+            _divided(self._kept_sqr, before, before),
+            _divided(current_sqr, now, now),
+            _divided(self._by_group(self._stacked(dots)), before, now),
+        )
+        self.drop()
+        return answer
+
+    def drop(self) -> None:
+        """Forget an unfinished measurement: hooks, sums and the kept gradient. P and `last_parameter` stay."""
+        self._unhook()
+        self._norms = []
+        self._local = self._total = None
+        self._kept = self._kept_sqr = None
+
+    def _layout(self) -> tuple[int, ...]:
+        return tuple(len(group["params"]) for group in self._optimizer.param_groups)
+
+    def _find_parameters(self) -> None:
+        """Whatever depends on which parameters there are; groups may be added while training."""
+        groups = self._optimizer.param_groups
+        self._known_layout = self._layout()
+        self._num_groups = len(groups)
+        self._parameters: list[torch.Tensor] = [parameter for group in groups for parameter in group["params"]]
+        self._device = self._parameters[0].device
+        is_double = any(p.dtype in (torch.float64, torch.complex128) for p in self._parameters)
+        # Norms of half precision are taken in single: in half, 256 already has a square that overflows.
+        self._wide = torch.float64 if is_double else torch.float32
+        self._nothing = torch.zeros((), dtype=self._wide, device=self._device)
+        membership = [number for number, group in enumerate(groups) for _ in group["params"]]
+        self._group_of = torch.tensor(membership, device=self._device)
+        # Made once: they are registered anew for every measured pass.
+        self._hooks = [functools.partial(self._take, index) for index in range(len(self._parameters))]
+        self._inverses = [None] * len(self._parameters)
+        self._is_preconditioned = False
+        self._age = 0
+
+    def _take(self, index: int, gradient: torch.Tensor) -> None:
+        """A hook: the gradient of one pass, before it is added to p.grad and before the all-reduce."""
+        self.last_gradient_at = time.perf_counter()
+        self.last_parameter = self._parameters[index]
+        self._norms[index] = self._norm(_preconditioned(gradient, self._inverses[index]))
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _all_seen(self, dense: bool = False) -> list[torch.Tensor | None]:
+        """P applied to every p.grad: p.grad itself where P is the identity; None where this step has no gradient.
+
+        `dense`: in full and in the wide type, so that any two of them can be multiplied.
+        """
+        seen: list[torch.Tensor | None] = []
+        for parameter, inverse in zip(self._parameters, self._inverses, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and dense:
+                gradient = gradient.to_dense() if gradient.is_sparse else gradient
+                gradient = gradient if gradient.is_complex() else gradient.to(self._wide)
+            seen.append(None if gradient is None else _preconditioned(gradient, inverse))
+        return seen
+
+    def _norm(self, values: torch.Tensor) -> torch.Tensor:
+        norm: torch.Tensor = torch.linalg.vector_norm(_by_rows(values, self._wide), dtype=self._wide)
+        return norm
+
+    def _all_norms(self, values: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """One call for all parameters: half the price of a loop where those are many and small."""
+        present = [_by_rows(value, self._wide) for value in values if value is not None]
+        norms = iter(torch._foreach_norm(present, 2, dtype=self._wide) if present else ())
+        return [self._nothing if value is None else next(norms) for value in values]
+
+    def _sum(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self._by_group(self._stacked(norms).square_())
+
+    def _stacked(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([value.to(self._device) for value in values]).double()
+
+    def _by_group(self, values: torch.Tensor) -> torch.Tensor:
+        sums = torch.zeros(self._num_groups, dtype=torch.float64, device=self._device)
+        return sums.index_add_(0, self._group_of, values)
+
+
+class Interval:
+    """How often to measure: every `every`-th step, so that measuring takes at most `budget` of the training time.
+
+    A measured step is compared with the median of the unmeasured ones just before it and of the same batch, and the
+    excess is taken relative to that: what slows the whole machine down for a while cancels. The median of the last
+    excesses is what a measurement costs. No clock in here; the answer is one process's, so one replica decides for all.
+    """
+
+    KNOWN_FROM = 5
+    """Measurements of one batch before their cost is believed."""
+    REMEMBERED = 33
+    BATCHES = 8
+
+    def __init__(self, budget: float = 0.01, smallest: int = 4, largest: int = 64, start: int = 8) -> None:
+        if not 0.0 < budget < math.inf:
+            raise InvalidSpec("budget", budget, "not a positive share of the time", "Give 0.01 for one percent")
+        if not 2 <= smallest <= largest:
+            raise InvalidSpec("smallest", smallest, f"outside [2, largest = {largest}]", "Give a number of steps")
+        self._budget, self._smallest, self._largest = budget, smallest, largest
+        self._every = min(max(start, smallest), largest)
+        self._batches: dict[Hashable, _Cycle] = {}
+
+    @property
+    def every(self) -> int:
+        return self._every
+
+    def observe(self, seconds: float, measured: bool, batch_key: Hashable) -> None:
+        """One step. Two measured steps in a row (a difference) are one measurement, which costs what both do."""
+        cycle = self._batches.pop(batch_key, None) or _Cycle(collections.deque(maxlen=self.REMEMBERED))
+        self._batches[batch_key] = cycle  # the most recent is last
+        if len(self._batches) > self.BATCHES:
+            del self._batches[next(iter(self._batches))]
+        if measured:
+            cycle.measured.append(seconds)
+            return
+        if cycle.measured:
+            cycle.close()
+            if len(cycle.excesses) >= self.KNOWN_FROM:
+                needed = math.ceil(statistics.median(cycle.excesses) / self._budget)
+                self._every = min(max(needed, self._smallest), self._largest)
+        cycle.unmeasured.append(seconds)
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """Steps of one batch since the last measurement, and what measurements before cost in unmeasured steps."""
+
+    excesses: collections.deque[float]
+    unmeasured: list[float] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+
+    def close(self) -> None:
+        usual = statistics.median(self.unmeasured) if self.unmeasured else 0.0
+        if usual > 0.0:
+            self.excesses.append(sum(self.measured) / usual - len(self.measured))
+        self.unmeasured, self.measured = [], []
+
+
+def sample(local: Sequence[float], total: Sequence[float], count: int, scale: float) -> NoiseSample:
+    """The sample of a measured step, from `NoiseMeter.local` summed over replicas and `total` of one, per group.
+
+    `count` = K·passes gradients, `scale` = B/M0. Norms that are not finite give `NoiseSample.overflowed`, and so do
+    norms that no gradients can have: training goes on without the sample.
+    """
+    if not _are_usable(local, total):
+        return NoiseSample.overflowed(scale)
+    if sum(total) > JENSEN_SLACK * sum(local):
+        _log.warning(
+            "A measured step was left out: the mean gradient (squared norm %.6g) is longer than its parts (%.6g). Does "
+            "something change gradients after the backward, such as a communication hook?",
+            sum(total),
+            sum(local),
+        )
+        return NoiseSample.overflowed(scale)
+    return from_replicas(list(local), list(total), count, scale)
+
+
+def difference_sample(
+    previous: Sequence[float], current: Sequence[float], dot: Sequence[float], scale: float
+) -> NoiseSample:
+    """The sample of two consecutive steps, from `NoiseMeter.difference`. `scale` = B/M0 of one of them."""
+    if not _are_usable(previous, current, dot):
+        return NoiseSample.overflowed(scale, biased=True)
+    return from_difference(list(previous), list(current), list(dot), scale)
+
+
+def _are_usable(*norms: Sequence[float]) -> bool:
+    return all(math.isfinite(x) and abs(x) < LARGEST_USABLE for group in norms for x in group)
+
+
+def _preconditioned(gradient: torch.Tensor, inverse: Inverse) -> torch.Tensor:
+    """The entries of P g that are not zero by construction: all of a dense gradient, the rows of a sparse one."""
+    if gradient.requires_grad:  # after a backward that builds a graph of its own
+        gradient = gradient.detach()
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient)
+    if not gradient.is_sparse:
+        return gradient if inverse is None else gradient * inverse
+    gradient = gradient.coalesce()  # a row that occurs twice counts with its sum
+    values = gradient.values()
+    if inverse is None:
+        return values
+    return values * (inverse[tuple(gradient.indices())] if inverse.dim() else inverse)
+
+
+def _by_rows(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Something of the same norm, short enough for its norm to be exact."""
+    if values.numel() < LONG or values.dim() < 2:
+        return values
+    norms: torch.Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=dtype)
+    return norms
+
+
+def _divided(norms: torch.Tensor, one: float | torch.Tensor, other: float | torch.Tensor) -> torch.Tensor:
+    """Squared norms, or a dot, of gradients that were multiplied by `one` and `other`."""
+    if isinstance(one, float | int) and one == 1.0 and isinstance(other, float | int) and other == 1.0:
+        return norms
+    return norms / one / other

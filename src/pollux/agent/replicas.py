@@ -1,0 +1,109 @@
+"""The replicas of this job and what they say to one another: small sums, nothing else.
+
+With one replica no process group is made at all. Which backend: NCCL where the replica has a CUDA device, else gloo.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from pollux.agent.environment import Environment
+from pollux.core import Shape
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+log = logging.getLogger(__name__)
+
+
+class Pending:
+    """A sum over all replicas that is under way; the tensor may be read after `wait`."""
+
+    def __init__(self, tensor: torch.Tensor, work: Work | None) -> None:
+        self._tensor = tensor
+        self._work = work
+
+    def wait(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._tensor
+
+
+class Replicas:
+    """All replicas of this job, seen from one of them. Collective calls: every replica, in the same order."""
+
+    def __init__(
+        self, rank: int, size: int, num_nodes: int, device: torch.device, group: ProcessGroup | None = None
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.shape = Shape(size, num_nodes)
+        self.group = group
+        self._owns_group = False
+
+    @classmethod
+    def join(cls, environment: Environment) -> Replicas:
+        """Become one of the replicas that the launcher started; the script may have made the process group already."""
+        device = _device(environment.local_rank)
+        if dist.is_available() and dist.is_initialized():
+            size = dist.get_world_size()
+            return cls(dist.get_rank(), size, min(environment.num_nodes, size), device, dist.group.WORLD)
+        if environment.size == 1:
+            return cls(0, 1, 1, device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        joined = cls(environment.rank, environment.size, environment.num_nodes, device, dist.group.WORLD)
+        joined._owns_group = True
+        return joined
+
+    @property
+    def is_main(self) -> bool:
+        """One of the replicas writes files, reports and decides."""
+        return self.rank == 0
+
+    @property
+    def gpu_type(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def sum_async(self, vector: torch.Tensor) -> Pending:
+        """Start to sum a tensor over all replicas, in place."""
+        if self.group is None or self.size == 1:
+            return Pending(vector, None)
+        return Pending(vector, dist.all_reduce(vector, group=self.group, async_op=True))
+
+    def sum(self, vector: torch.Tensor) -> torch.Tensor:
+        """The sum over all replicas; waits for it."""
+        return self.sum_async(vector).wait()
+
+    def mean_gradients(self, gradients: list[torch.Tensor]) -> None:
+        """Average gradients over all replicas, in place and in one message: for the rare step that DDP does not do."""
+        if self.size == 1 or not gradients:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        self.sum(flat).div_(self.size)
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def barrier(self) -> None:
+        if self.group is not None and self.size > 1:
+            dist.barrier(group=self.group)
+
+    def leave(self) -> None:
+        """Give back what `join` made."""
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+            self._owns_group = False
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # After this a script's own "cuda" means this replica's device.
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

@@ -1,0 +1,119 @@
+"""When a checkpoint is due, what is in it, and what a resumed job takes from it.
+
+model.pt, optimizer.pt, scheduler.pt, scaler.pt     the state_dicts of the user's objects, under the user's names
+training.pt                                         cursor, progress, noise, batch size, profile, random states
+user.pt                                             averages, registered objects, job.state
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pollux.agent.checkpoint import Checkpoints, Loaded
+from pollux.agent.checkpoint_writer import CheckpointWriter
+from pollux.agent.replicas import Replicas
+from pollux.agent.snapshot import snapshot
+from pollux.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+LAST_WRITE_S = 120.0
+"""How long the end of a job waits for its last checkpoint."""
+
+
+class Saver:
+    """Writes the job's checkpoints on the first replica, off its training thread; without a folder does nothing."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        keep: int,
+        every_s: float,
+        replicas: Replicas,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._replicas = replicas
+        self._every_s = every_s
+        self._clock = clock or time.monotonic
+        self._last_s = self._clock()
+        self._checkpoints = Checkpoints(folder, keep) if folder is not None else None
+        self._writer: CheckpointWriter | None = None
+        if self._checkpoints is not None and replicas.is_main:
+            self._checkpoints.check_writable()
+            self._writer = CheckpointWriter(self._checkpoints)
+
+    @property
+    def is_on(self) -> bool:
+        return self._checkpoints is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Asked on the first replica; the others hear of it."""
+        return self.is_on and self._clock() - self._last_s >= self._every_s
+
+    def latest(self) -> Loaded | None:
+        """The checkpoint that all replicas go on from; a collective call."""
+        if self._checkpoints is None:
+            return None
+        if self._replicas.size == 1:
+            return self._checkpoints.load_latest(self._replicas.device)
+        # One replica sorts out the damaged ones before the others look.
+        found = self._checkpoints.load_latest("cpu") if self._replicas.is_main else None
+        number = torch.tensor([0 if found is None else found.step + 1], dtype=torch.int64, device=self._replicas.device)
+        step = int(self._replicas.sum(number).item()) - 1
+        if step < 0 or found is not None:
+            return found
+        path = next((path for path in reversed(self._checkpoints.list()) if path.name.endswith(f"-step-{step}")), None)
+        if path is None:
+            raise CheckpointError(
+                str(self._checkpoints.folder),
+                f"replica {self._replicas.rank} does not find the checkpoint of step {step} that the first one reads",
+                "Use a folder that all nodes share",
+            )
+        return self._checkpoints.load(path, "cpu")
+
+    def save(self, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any], *, wait: bool) -> None:
+        """Take a copy now and have it written; `wait` until it is on disk."""
+        self._last_s = self._clock()
+        if self._writer is None:
+            return
+        self._writer.submit(step, {name: snapshot(state, name) for name, state in parts.items()}, facts)
+        if wait and not self._writer.flush(LAST_WRITE_S):
+            log.error("the checkpoint of step %d is not on disk: %s", step, self._writer.last_error or "too slow")
+
+    @property
+    def last_path(self) -> Path | None:
+        return self._writer.last_path if self._writer is not None else None
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close(LAST_WRITE_S)
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """Where the global random sources of this replica stand."""
+    numpy_state = np.random.get_state(legacy=True)  # noqa: NPY002 - what datasets and scripts draw from
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": random.getstate(),
+        "numpy": tuple(numpy_state),
+    }
+
+
+def restore_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002

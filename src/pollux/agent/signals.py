@@ -1,0 +1,29 @@
+"""SIGTERM while a job trains: finish the step, save, leave. Outside of its loops a process ends as it always would."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+EXIT_CODE = 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def on_terminate(ask: Callable[[], None]) -> Iterator[None]:
+    """Inside, the first SIGTERM calls `ask`; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ask()
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

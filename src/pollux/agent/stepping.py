@@ -1,0 +1,311 @@
+"""The passes of one optimizer step: weights of the loss, gradients that stay hidden until whole, the learning rate.
+
+A step has one or more passes, and the body of the user's loop runs once in each. Until the last one, gradients are
+taken away after the backward and given back before the next, so that clipping, `optimizer.step()` and `zero_grad()`
+find nothing to work on; torch's optimizers pass over parameters without a gradient. The user's optimizer is not
+wrapped: hooks around its step multiply the learning rate and put it back.
+"""
+
+from __future__ import annotations
+
+import enum
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+from pollux.agent.dealing import StepPlan
+from pollux.agent.memory import MemoryBound, stand_in
+from pollux.agent.model import ReplicatedModel
+from pollux.agent.noise_meter import NoiseMeter
+from pollux.agent.replicas import Replicas
+from pollux.agent.scaler import StepScaler
+from pollux.agent.stopwatch import Stopwatch
+from pollux.errors import LoopMisuse
+
+log = logging.getLogger(__name__)
+
+
+class Course(Protocol):
+    """Who knows the learning rate of a step and counts the steps taken: the adapter."""
+
+    def factors(self, plan: StepPlan) -> Sequence[float]: ...
+    def stepped(self, plan: StepPlan) -> None: ...
+
+
+LOOP: Final = "for batch in loader: … job.backward(loss); optimizer.step()"
+
+
+class Outcome(enum.Enum):
+    """How a pass ended."""
+
+    ACCUMULATED = "more passes of this step follow"
+    STEPPED = "the optimizer has stepped"
+    SKIPPED = "the step was left out: a gradient was not finite"
+    RETRY = "out of memory: the step is to be dealt again, in smaller passes"
+
+
+class Stepper:
+    """Accompanies each pass: `begin_pass`, the user's body with `backward` and `optimizer.step()`, `end_pass`."""
+
+    def __init__(
+        self,
+        model: ReplicatedModel,
+        optimizer: torch.optim.Optimizer,
+        replicas: Replicas,
+        memory: MemoryBound,
+        stopwatch: Stopwatch,
+        *,
+        meter: NoiseMeter | None,
+        splits: bool,
+        scaler: StepScaler | None,
+        course: Course,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._replicas = replicas
+        self._memory = memory
+        self._stopwatch = stopwatch
+        self._meter = meter
+        self._splits = splits
+        self._scaler = scaler
+        self._course = course
+        self._plan: StepPlan | None = None
+        self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._rates: list[Any] = []
+        self._kept_step = -1
+        self._timed: torch.Tensor | None = None
+        self._index = self._size = 0
+        self._weight = 1.0
+        self.is_last = False
+        """This pass is the last of its step: it synchronises, and the optimizer steps after it."""
+        self.is_careful = False
+        """Passes of this size were not proven to fit: this step averages gradients by itself, once all have some."""
+        self._has_failed = self._is_watched = False
+        self._did_backward = self._did_step = False
+        self.losses: list[tuple[torch.Tensor, int]] = []
+        """Mean loss and number of samples of each pass since the agent last took them."""
+        self.difference: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        """What the differenced estimator measured in this step."""
+        model.on_failure = self._forward_failed
+        optimizer.register_step_pre_hook(self._before_optimizer)
+        optimizer.register_step_post_hook(self._after_optimizer)
+
+    @property
+    def is_complete(self) -> bool:
+        """The optimizer has stepped on this plan, whatever the rest of the loop's body does."""
+        return self.is_last and self._did_step
+
+    def begin_pass(self, plan: StepPlan, index: int) -> None:
+        """The loader is about to hand out a micro-batch: pass `index` of the step."""
+        size = self._replicas.size
+        start, stop = plan.slice_of(self._replicas.rank, size, index)
+        self._plan, self._index, self._size = plan, index, stop - start
+        self._weight = size * self._size / plan.batch_size
+        self.is_last = index == plan.passes - 1
+        self._did_backward = self._did_step = False
+        if index == 0:
+            self._has_failed = False
+            self.is_careful = size > 1 and not self._memory.is_proven(plan.per_gpu_batch_size)
+        self._model.synchronise(self.is_last and not self.is_careful)
+        self._is_watched = plan.is_measured and self._meter is not None and size * plan.passes > 1
+        if self._is_watched and self._meter is not None:
+            if index == 0:
+                self._meter.begin_step()
+            self._meter.watch_pass()
+        if self._scaler is not None:
+            self._scaler.is_last_pass = self.is_last
+            self._scaler.did_skip = False
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Gradients of a pass's mean loss."""
+        if self._plan is None:
+            raise LoopMisuse("job.backward was called outside the loop over the prepared loader", f"Write {LOOP}")
+        if self._did_backward:
+            raise LoopMisuse("job.backward was called twice for one batch", "Add the losses up and call it once")
+        self._did_backward = True
+        self._note_loss(loss)
+        if not self._has_failed:
+            self._reveal()
+            failure = self._try_backward(loss if self._weight == 1.0 else loss * self._weight, kwargs)
+            if failure is not None:
+                self._fail(failure)
+        self._stopwatch.end_backward()
+        if self._is_watched and self._meter is not None:
+            self._meter.end_pass(self._weight, self._replicas.size)
+        if self.is_last:
+            self._complete_gradients()
+        elif not self._has_failed:
+            self._hide()
+
+    def _note_loss(self, loss: torch.Tensor) -> None:
+        if loss.dim() != 0:
+            raise LoopMisuse(
+                f"job.backward got a loss of shape {tuple(loss.shape)}", "Give the mean over the batch, one number"
+            )
+        plain = self._scaler.take_loss() if self._scaler is not None else None
+        self.losses.append((loss.detach() if plain is None else plain, self._size))
+
+    @staticmethod
+    def _try_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> torch.OutOfMemoryError | None:
+        try:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError as error:
+            # Without its traceback, which would keep the activations alive.
+            return error.with_traceback(None)
+        return None
+
+    def end_pass(self) -> Outcome:
+        """The body of the loop is over. Raises LoopMisuse if it left something out."""
+        plan = self._plan
+        assert plan is not None
+        if not self._did_backward:
+            raise LoopMisuse("the loop's body ended without job.backward(loss)", f"Write {LOOP}")
+        if not self.is_last:
+            return Outcome.ACCUMULATED
+        self._plan = None
+        if self._has_failed:
+            del self.losses[-plan.passes :]  # they will come again
+            return Outcome.RETRY
+        if self._did_step:
+            self._memory.succeeded(plan.per_gpu_batch_size)
+            return Outcome.STEPPED
+        if self._scaler is not None and self._scaler.did_skip:
+            return Outcome.SKIPPED
+        raise LoopMisuse(
+            "the loop's body ended without a step of the prepared optimizer",
+            "Call optimizer.step() once a batch, on the optimizer that job.prepare gave back; with a GradScaler hand it"
+            " to job.prepare too",
+        )
+
+    def abandon(self) -> None:
+        """The loop was left in the middle of a step: nothing of it remains."""
+        self._plan = None
+        self._hidden = []
+        self.difference = None
+        self._model.synchronise(True)
+        if self._meter is not None:
+            self._meter.drop()
+
+    # Gradients of several passes
+
+    def _parameters(self) -> Iterator[torch.nn.Parameter]:
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+    def _hide(self) -> None:
+        self._hidden = [(p, p.grad) for p in self._parameters() if p.grad is not None]
+        for parameter, _ in self._hidden:
+            parameter.grad = None
+
+    def _reveal(self) -> None:
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden = []
+
+    def _complete_gradients(self) -> None:
+        if self.is_careful:
+            self._agree_and_average()
+        if self._has_failed:
+            self._hidden = []
+            for parameter in self._parameters():
+                parameter.grad = None
+            return
+        plan, meter = self._plan, self._meter
+        if meter is None or plan is None:
+            return
+        if self._is_watched:
+            meter.end_step(self._gradient_scale())
+            self._time_synchronisation(meter)
+        elif self._replicas.size == 1 and not self._splits:
+            self._difference(plan, meter)
+
+    def _difference(self, plan: StepPlan, meter: NoiseMeter) -> None:
+        """One replica that cannot split a batch compares the gradients of two neighbouring steps of equal size."""
+        if plan.is_kept and plan.is_whole:
+            meter.keep_gradient(self._gradient_scale())
+            self._kept_step = plan.step
+        elif plan.is_measured and plan.is_whole and self._kept_step == plan.step - 1:
+            self.difference = meter.difference(self._gradient_scale())
+
+    def _gradient_scale(self) -> float:
+        return float(self._scaler.inner.get_scale()) if self._scaler is not None else 1.0
+
+    def _time_synchronisation(self, meter: NoiseMeter) -> None:
+        """From the first measured step it is known whose gradient comes last; what follows is synchronisation."""
+        if self._replicas.size > 1 and self._timed is None and meter.last_parameter is not None:
+            self._timed = meter.last_parameter
+            self._timed.register_hook(self._gradients_ready)  # type: ignore[no-untyped-call]
+
+    def _gradients_ready(self, _: torch.Tensor) -> None:
+        if self.is_last:
+            self._stopwatch.gradients_ready()
+
+    def _agree_and_average(self) -> None:
+        """A size that was not proven yet ran without DDP: see whether it fitted everywhere, then average at once."""
+        flag = torch.tensor([float(self._has_failed)], device=self._replicas.device)
+        self._has_failed = bool(self._replicas.sum(flag).item() > 0)
+        if not self._has_failed:
+            # Parameters without a gradient here may have one elsewhere, so all take part.
+            for parameter in self._parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            self._replicas.mean_gradients([p.grad for p in self._parameters() if p.grad is not None])
+
+    # Out of memory
+
+    def _forward_failed(self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._plan is None:
+            raise error
+        self._fail(error)
+        return stand_in(self._model.module, args, kwargs)
+
+    def _fail(self, error: BaseException) -> None:
+        assert self._plan is not None
+        if self._replicas.size > 1 and not self.is_careful:
+            error.add_note(
+                "This pass had fitted before, and other replicas wait for it: start again from the checkpoint"
+                f" with Job(max_per_gpu_batch_size={max(1, self._plan.per_gpu_batch_size // 2)})."
+            )
+            raise error
+        self._has_failed = True
+        self._hidden = []
+        for parameter in self._parameters():
+            parameter.grad = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    # The optimizer
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        plan = self._plan
+        if plan is None or not self.is_last or self._has_failed:
+            return
+        if any(callable(arg) for arg in (*args[1:], *kwargs.values())):
+            raise LoopMisuse(
+                "optimizer.step was given a closure", "Compute the loss in the loop: closures cannot adapt"
+            )
+        if not self._did_backward:
+            raise LoopMisuse(
+                "the optimizer steps on gradients that job.backward has not seen",
+                "Write job.backward(loss) instead of loss.backward()",
+            )
+        factors = self._course.factors(plan)
+        if any(factor != 1.0 for factor in factors):
+            groups = optimizer.param_groups
+            self._rates = [group["lr"] for group in groups]
+            for group, factor in zip(groups, factors, strict=True):
+                group["lr"] = group["lr"] * factor
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = rate
+        self._rates = []
+        if self._plan is not None and self.is_last and not self._has_failed:
+            self._did_step = True
+            self._course.stepped(self._plan)
+            if self._scaler is not None:
+                self._scaler.did_skip = False

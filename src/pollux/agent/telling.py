@@ -1,0 +1,164 @@
+"""What a job says of itself: journal entries, log lines and reports, from the first replica."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pollux.agent.adapting import Adapter
+from pollux.agent.batching import BatchConfig
+from pollux.agent.dealing import Dealer, StepPlan
+from pollux.agent.environment import Environment
+from pollux.agent.guard import Verdict
+from pollux.agent.journal import Journal
+from pollux.agent.replicas import Replicas
+from pollux.agent.reporter import Reporter
+from pollux.agent.tuner import Tuned
+from pollux.core import FrozenMap, JobId, Progress
+from pollux.wire.client import ReportClient
+from pollux.wire.entries import (
+    BatchChanged,
+    BatchSetting,
+    CheckpointSaved,
+    GuardFired,
+    OutOfMemory,
+    RunState,
+    TrainingFinished,
+    TrainingResumed,
+    TrainingStarted,
+    TrainingStopped,
+)
+from pollux.wire.messages import AgentReport, finite
+
+log = logging.getLogger(__name__)
+
+LAST_REPORT_S = 2.0
+"""How long the end of a job waits for its last report."""
+
+
+class Teller:
+    """Journal and reporter of a job. Every replica has one; only the first one's says anything."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        replicas: Replicas,
+        adapter: Adapter,
+        dealer: Dealer,
+        folder: Path | None,
+        tensorboard: Path | None,
+        seed: int | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._environment = environment
+        self._replicas = replicas
+        self._adapter = adapter
+        self._dealer = dealer
+        self._seed = seed
+        self._clock = clock
+        self._checkpoint: Path | None = None
+        post = None
+        if replicas.is_main and environment.report_url is not None:
+            post = ReportClient(environment.report_url, environment.token).post
+        self._reporter = Reporter(post)
+        is_main = replicas.is_main
+        self._journal = Journal(
+            folder / "journal.jsonl" if is_main and folder is not None else None,
+            tensorboard if is_main else None,
+            tell=self._reporter.note,
+            clock=clock,
+        )
+
+    def state(self) -> RunState:
+        """Where the run stands between two steps."""
+        cursor, config = self._dealer.committed, self._dealer.config
+        return RunState(
+            step=cursor.step,
+            progress=Progress(self._adapter.progress, self._adapter.total_progress),
+            replicas=self._replicas.size,
+            batch=_setting(config),
+            learning_rate_factors=self._adapter.factors_of(config.batch_size),
+            data_pass=cursor.pass_index,
+            data_offset=cursor.offset,
+        )
+
+    def started(self) -> None:
+        self._journal.write(TrainingStarted(self._clock(), self.state(), self._seed))
+
+    def resumed(self, checkpoint: Path) -> None:
+        state = self.state()
+        if self._replicas.is_main:
+            log.info("resumed from %s: step %d, progress %.1f", checkpoint, state.step, state.progress.done)
+        self._journal.write(TrainingResumed(self._clock(), state, str(checkpoint), self._seed))
+
+    def beat(self) -> None:
+        """Once a beat: learning rates that moved."""
+        if self._replicas.is_main:
+            self._journal.learning_rate(self.state())
+
+    def batch_changed(self, before: BatchConfig, after: BatchConfig, reason: str, tuned: Tuned | None) -> None:
+        if not self._replicas.is_main:
+            return
+        why = tuned.reason if tuned is not None else reason
+        log.info("batch size %d → %d: %s", before.batch_size, after.batch_size, why)
+        self._journal.write(BatchChanged(self._clock(), self.state(), _setting(before), why))
+
+    def out_of_memory(self, plan: StepPlan, before: BatchConfig) -> None:
+        if not self._replicas.is_main:
+            return
+        bound = self._adapter.limits.max_per_gpu_batch_size
+        tried = plan.per_gpu_batch_size
+        log.warning("out of memory with %d samples in a pass: at most %d from now on", tried, bound)
+        self._journal.write(OutOfMemory(self._clock(), self.state(), tried, bound))
+        if self._dealer.config != before:
+            self.batch_changed(before, self._dealer.config, "smaller passes fit into memory", None)
+
+    def verdict(self, verdict: Verdict) -> None:
+        if not self._replicas.is_main:
+            return
+        log.warning("%s", verdict.message)
+        figures = {"largest_scale": verdict.largest_scale, "claimed": verdict.claimed, "seen": verdict.seen}
+        known = {name: value for name, value in figures.items() if finite(value) is not None}
+        self._journal.write(GuardFired(self._clock(), self.state(), verdict.message, FrozenMap(known)))
+
+    def tuned(self, tuned: Tuned) -> None:
+        """A report interval is over."""
+        adapter = self._adapter
+        noise = adapter.noise.noise_scale(adapter.initial_batch_size) if adapter.gradient() else None
+        report = AgentReport(
+            job=JobId(self._environment.job),
+            generation=self._environment.generation,
+            sent_at_s=self._clock(),
+            state=self.state(),
+            profile=adapter.profile(),
+            model=tuned.model,
+            loss=finite(adapter.loss),
+            throughput=tuned.throughput,
+            efficiency=tuned.efficiency,
+            goodput=tuned.goodput,
+            noise_scale=finite(noise),
+        )
+        self._reporter.send(report)
+        self._journal.report(report)
+
+    def checkpoint(self, path: Path | None) -> None:
+        """A checkpoint reached the disk."""
+        if path is not None and path != self._checkpoint:
+            self._checkpoint = path
+            self._journal.write(CheckpointSaved(self._clock(), self.state(), str(path)))
+
+    def finished(self, reason: str) -> None:
+        self._journal.write(TrainingFinished(self._clock(), self.state(), reason))
+
+    def stopped(self, reason: str) -> None:
+        self._journal.write(TrainingStopped(self._clock(), self.state(), reason))
+
+    def close(self) -> None:
+        self._journal.close()
+        self._reporter.close(LAST_REPORT_S)
+
+
+def _setting(config: BatchConfig) -> BatchSetting:
+    return BatchSetting(config.batch_size, config.per_gpu_batch_size, config.accumulation_steps)

@@ -1,0 +1,104 @@
+"""Real replicas for tests: processes with gloo on loopback, forked from a server that has torch loaded."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import pytest
+import torch
+
+PRELOADED = ["torch", "torch.distributed", "torch._dynamo", "pollux.torch"]
+PATIENCE_S = 100.0
+"""Long past what any of these tests needs: a hang is a failure, not a matter of speed."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun_environment(rank: int, replicas: int, port: int) -> dict[str, str]:
+    """What torchrun would set for a process on one node."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(replicas),
+        "LOCAL_WORLD_SIZE": str(replicas),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _replica(pipe: Connection, function: Callable[..., Any], rank: int, replicas: int, port: int, args: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(torchrun_environment(rank, replicas, port))
+    try:
+        torch.distributed.init_process_group(
+            "gloo", rank=rank, world_size=replicas, timeout=datetime.timedelta(seconds=60)
+        )
+        pipe.send((True, function(rank, replicas, *args)))
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        os._exit(1)
+
+
+Spawn = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def spawn() -> Spawn:
+    """`spawn(function, replicas, *args)`: function(rank, replicas, *args) in that many real processes, their answers."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
+
+    def run(function: Callable[..., Any], replicas: int, *args: Any) -> list[Any]:
+        port = free_port()
+        pipes, processes = [], []
+        for rank in range(replicas):
+            ours, theirs = server.Pipe()
+            process = server.Process(target=_replica, args=(theirs, function, rank, replicas, port, args), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            return _answers(pipes)
+        finally:
+            for process in processes:
+                process.join(5.0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+    return run
+
+
+def _answers(pipes: Sequence[Connection]) -> list[Any]:
+    answers: dict[int, Any] = {}
+    while len(answers) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(waiting, timeout=PATIENCE_S)
+        if not ready:
+            raise AssertionError(f"replicas {[r for r in range(len(pipes)) if r not in answers]} gave no answer")
+        for pipe in ready:
+            rank = pipes.index(pipe)  # type: ignore[arg-type]
+            try:
+                is_answer, value = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                raise AssertionError(f"replica {rank} died without a word") from None
+            if not is_answer:
+                raise AssertionError(f"replica {rank} failed:\n{value}")
+            answers[rank] = value
+    return [answers[rank] for rank in range(len(pipes))]
