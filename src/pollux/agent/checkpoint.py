@@ -161,7 +161,7 @@ class Checkpoints:
     def _entries(self) -> tuple[Path, ...]:
         """Whole and damaged checkpoints, newest last."""
         try:
-            return tuple(sorted(filter(_number, self.folder.iterdir()), key=_number))
+            return tuple(sorted(filter(number_of, self.folder.iterdir()), key=number_of))
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -194,7 +194,7 @@ class Checkpoints:
         return CheckpointError(str(self.folder), problem, "Check the file system of this folder")
 
     def _write(self, step: int, states: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-        number = 1 + max(map(_number, self._entries()), default=0)
+        number = 1 + max(map(number_of, self._entries()), default=0)
         path = self.folder / f"checkpoint-{number:06d}-step-{step}"
         draft = self.folder / f"{LEFT_OVER[0]}{path.name}-{secrets.token_hex(4)}"
         draft.mkdir()
@@ -268,7 +268,7 @@ class _Hashed:
         """torch.save calls it; `_write_file` flushes."""
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int:
     """The running number of a checkpoint, from 1; 0 for any other file."""
     name = NAME.fullmatch(path.name.removesuffix(DAMAGED))
     return int(name[1]) if name else 0

@@ -246,6 +246,7 @@ class Job:
         first = 0
         if number == resumed.loop and self._loaded is not None:
             first, start = resumed.epoch, resumed.start
+        made.loop.is_stopped = False
         with on_terminate(self._ask_leave):
             for epoch in range(first, count):
                 made.loop.goal = aim = goal(start, epoch + 1)

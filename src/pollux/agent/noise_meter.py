@@ -64,7 +64,7 @@ class NoiseMeter:
         self._norms: list[torch.Tensor] = []
         self._local: torch.Tensor | None = None
         self._total: torch.Tensor | None = None
-        self._kept: list[torch.Tensor | None] | None = None
+        self._copies: list[torch.Tensor | None] = []
         self._kept_sqr: torch.Tensor | None = None
         self._kept_scale: float | torch.Tensor = 1.0
         self._inverses: list[Inverse] = []
@@ -92,7 +92,7 @@ class NoiseMeter:
 
     def begin_step(self) -> None:
         """Forget any measurement before, and refresh P if that is due."""
-        self.drop()
+        self._forget()
         if self._layout() != self._known_layout:
             self._find_parameters()
         if self._age == 0 or not self._is_preconditioned:
@@ -128,8 +128,7 @@ class NoiseMeter:
 
         `gradient_scale` is the GradScaler's, which the gradients of all passes of this step were multiplied by.
         """
-        total = self._sum(self._all_norms(self._all_seen()))
-        self._total = _divided(total, gradient_scale, gradient_scale)
+        self._total = _divided(self._sum(self._gradient_norms()), gradient_scale, gradient_scale)
         if self._local is not None:
             self._local = _divided(self._local, gradient_scale, gradient_scale)
 
@@ -148,43 +147,44 @@ class NoiseMeter:
     def keep_gradient(self, gradient_scale: float | torch.Tensor = 1.0) -> None:
         """After the backward of the first of two consecutive steps: keep a copy of P g. Begins the measurement."""
         self.begin_step()
-        seen = self._all_seen(dense=True)
-        # With a divisor it is a copy already.
-        self._kept = [
-            value.clone() if value is not None and inverse is None else value
-            for value, inverse in zip(seen, self._inverses, strict=True)
-        ]
-        self._kept_sqr = self._sum(self._all_norms(seen))
+        self._copies = [self._copied(index) for index in range(len(self._parameters))]
+        self._kept_sqr = self._sum([self._nothing if copy is None else self._norm(copy) for copy in self._copies])
         self._kept_scale = gradient_scale
 
     def difference(self, gradient_scale: float | torch.Tensor = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """After the second step's backward: (|P previous|², |P current|², their dot), float64 [groups] each.
 
-        The copy is given back. What `difference_sample` takes.
+        What `difference_sample` takes.
         """
-        if self._kept is None or self._kept_sqr is None:
+        if self._kept_sqr is None:
             raise LoopMisuse("no gradient of the step before was kept", "Call keep_gradient on that step")
-        current = self._all_seen(dense=True)
-        dots = [
-            self._nothing if a is None or b is None else (a * b).sum(dtype=self._wide)
-            for a, b in zip(self._kept, current, strict=True)
-        ]
-        current_sqr = self._sum(self._all_norms(current))
+        norms = [self._nothing] * len(self._parameters)
+        dots = list(norms)
+        for index, (copy, inverse) in enumerate(zip(self._copies, self._inverses, strict=True)):
+            gradient = self._dense_gradient(index)
+            if gradient is not None:
+                current = _preconditioned(gradient, inverse)
+                norms[index] = self._norm(current)
+                dots[index] = self._nothing if copy is None else _dot(copy, current)
         before, now = self._kept_scale, gradient_scale
         answer = (
             _divided(self._kept_sqr, before, before),
-            _divided(current_sqr, now, now),
+            _divided(self._sum(norms), now, now),
             _divided(self._by_group(self._stacked(dots)), before, now),
         )
-        self.drop()
+        self._forget()
         return answer
 
     def drop(self) -> None:
         """Forget an unfinished measurement: hooks, sums and the kept gradient. P and `last_parameter` stay."""
+        self._forget()
+        self._copies = [None] * len(self._parameters)
+
+    def _forget(self) -> None:
+        """All but the memory of the copies, which the next `keep_gradient` writes to: new memory costs more."""
         self._unhook()
         self._norms = []
-        self._local = self._total = None
-        self._kept = self._kept_sqr = None
+        self._local = self._total = self._kept_sqr = None
 
     def _layout(self) -> tuple[int, ...]:
         return tuple(len(group["params"]) for group in self._optimizer.param_groups)
@@ -205,6 +205,7 @@ class NoiseMeter:
         # Made once: they are registered anew for every measured pass.
         self._hooks = [functools.partial(self._take, index) for index in range(len(self._parameters))]
         self._inverses = [None] * len(self._parameters)
+        self._copies = [None] * len(self._parameters)
         self._is_preconditioned = False
         self._age = 0
 
@@ -219,29 +220,44 @@ class NoiseMeter:
             handle.remove()
         self._handles = []
 
-    def _all_seen(self, dense: bool = False) -> list[torch.Tensor | None]:
-        """P applied to every p.grad: p.grad itself where P is the identity; None where this step has no gradient.
+    def _gradient_norms(self) -> list[torch.Tensor]:
+        """|P p.grad| of every parameter; those without a divisor in one call, as they may be many and small."""
+        norms = [self._nothing] * len(self._parameters)
+        plain: dict[int, torch.Tensor] = {}
+        for index, (parameter, inverse) in enumerate(zip(self._parameters, self._inverses, strict=True)):
+            if parameter.grad is None:
+                continue
+            seen = _preconditioned(parameter.grad, inverse)
+            if inverse is None:
+                plain[index] = _by_rows(seen, self._wide)
+            else:
+                norms[index] = self._norm(seen)  # at once: the product then lives no longer than its norm takes
+        if plain:
+            of_plain = torch._foreach_norm(list(plain.values()), 2, dtype=self._wide)
+            for index, norm in zip(plain, of_plain, strict=True):
+                norms[index] = norm
+        return norms
 
-        `dense`: in full and in the wide type, so that any two of them can be multiplied.
-        """
-        seen: list[torch.Tensor | None] = []
-        for parameter, inverse in zip(self._parameters, self._inverses, strict=True):
-            gradient = parameter.grad
-            if gradient is not None and dense:
-                gradient = gradient.to_dense() if gradient.is_sparse else gradient
-                gradient = gradient if gradient.is_complex() else gradient.to(self._wide)
-            seen.append(None if gradient is None else _preconditioned(gradient, inverse))
-        return seen
+    def _dense_gradient(self, index: int) -> torch.Tensor | None:
+        """In full and in the wide type, so that any two of them can be multiplied."""
+        gradient = self._parameters[index].grad
+        if gradient is None or gradient.is_complex():
+            return gradient
+        return (gradient.to_dense() if gradient.is_sparse else gradient).to(self._wide)
+
+    def _copied(self, index: int) -> torch.Tensor | None:
+        gradient = self._dense_gradient(index)
+        if gradient is None:
+            return None
+        room, inverse = self._copies[index], self._inverses[index]
+        gradient = _preconditioned(gradient, None)
+        if room is None or room.shape != gradient.shape:
+            room = torch.empty_like(gradient)
+        return room.copy_(gradient) if inverse is None else torch.mul(gradient, inverse, out=room)
 
     def _norm(self, values: torch.Tensor) -> torch.Tensor:
         norm: torch.Tensor = torch.linalg.vector_norm(_by_rows(values, self._wide), dtype=self._wide)
         return norm
-
-    def _all_norms(self, values: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """One call for all parameters: half the price of a loop where those are many and small."""
-        present = [_by_rows(value, self._wide) for value in values if value is not None]
-        norms = iter(torch._foreach_norm(present, 2, dtype=self._wide) if present else ())
-        return [self._nothing if value is None else next(norms) for value in values]
 
     def _sum(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._by_group(self._stacked(norms).square_())
@@ -357,6 +373,12 @@ def _preconditioned(gradient: torch.Tensor, inverse: Inverse) -> torch.Tensor:
     if inverse is None:
         return values
     return values * (inverse[tuple(gradient.indices())] if inverse.dim() else inverse)
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if one.numel() < LONG:
+        return torch.dot(one.reshape(-1), other.reshape(-1))
+    return (one * other).sum()  # slower, and exact for long ones
 
 
 def _by_rows(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -84,10 +84,13 @@ class Replicas:
         """Average gradients over all replicas, in place and in one message: for the rare step that DDP does not do."""
         if self.size == 1 or not gradients:
             return
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        for gradient in gradients:
+            if gradient.is_sparse:
+                self.sum(gradient).div_(self.size)
+        dense = [gradient for gradient in gradients if not gradient.is_sparse]
+        flat = torch.cat([gradient.reshape(-1) for gradient in dense])
         self.sum(flat).div_(self.size)
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
+        for gradient, part in zip(dense, torch.split(flat, [gradient.numel() for gradient in dense]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def barrier(self) -> None:

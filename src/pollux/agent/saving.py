@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pollux.agent.checkpoint import Checkpoints, Loaded
+from pollux.agent.checkpoint import Checkpoints, Loaded, number_of
 from pollux.agent.checkpoint_writer import CheckpointWriter
 from pollux.agent.replicas import Replicas
 from pollux.agent.snapshot import snapshot
@@ -67,15 +67,15 @@ class Saver:
             return self._checkpoints.load_latest(self._replicas.device)
         # One replica sorts out the damaged ones before the others look.
         found = self._checkpoints.load_latest("cpu") if self._replicas.is_main else None
-        number = torch.tensor([0 if found is None else found.step + 1], dtype=torch.int64, device=self._replicas.device)
-        step = int(self._replicas.sum(number).item()) - 1
-        if step < 0 or found is not None:
+        number = torch.tensor([0 if found is None else number_of(found.path)], device=self._replicas.device)
+        chosen = int(self._replicas.sum(number).item())
+        if not chosen or found is not None:
             return found
-        path = next((path for path in reversed(self._checkpoints.list()) if path.name.endswith(f"-step-{step}")), None)
+        path = next((path for path in self._checkpoints.list() if number_of(path) == chosen), None)
         if path is None:
             raise CheckpointError(
                 str(self._checkpoints.folder),
-                f"replica {self._replicas.rank} does not find the checkpoint of step {step} that the first one reads",
+                f"replica {self._replicas.rank} does not find checkpoint {chosen} that the first one reads",
                 "Use a folder that all nodes share",
             )
         return self._checkpoints.load(path, "cpu")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from pollux.agent.dealing import StepPlan
 from pollux.agent.memory import MemoryBound, stand_in
@@ -77,6 +78,7 @@ class Stepper:
         self._rates: list[Any] = []
         self._kept_step = -1
         self._timed: torch.Tensor | None = None
+        self._timer: RemovableHandle | None = None
         self._index = self._size = 0
         self._weight = 1.0
         self.is_last = False
@@ -92,6 +94,8 @@ class Stepper:
         model.on_failure = self._forward_failed
         optimizer.register_step_pre_hook(self._before_optimizer)
         optimizer.register_step_post_hook(self._after_optimizer)
+        # Until a measured step tells better: backward usually ends where forward began.
+        self._time_synchronisation(next((p for p in self._parameters() if p.requires_grad), None))
 
     @property
     def is_complete(self) -> bool:
@@ -218,7 +222,7 @@ class Stepper:
             return
         if self._is_watched:
             meter.end_step(self._gradient_scale())
-            self._time_synchronisation(meter)
+            self._time_synchronisation(meter.last_parameter)
         elif self._replicas.size == 1 and not self._splits:
             self._difference(plan, meter)
 
@@ -233,11 +237,14 @@ class Stepper:
     def _gradient_scale(self) -> float:
         return float(self._scaler.inner.get_scale()) if self._scaler is not None else 1.0
 
-    def _time_synchronisation(self, meter: NoiseMeter) -> None:
-        """From the first measured step it is known whose gradient comes last; what follows is synchronisation."""
-        if self._replicas.size > 1 and self._timed is None and meter.last_parameter is not None:
-            self._timed = meter.last_parameter
-            self._timed.register_hook(self._gradients_ready)  # type: ignore[no-untyped-call]
+    def _time_synchronisation(self, last: torch.Tensor | None) -> None:
+        """What follows the gradient that comes last is synchronisation; a measured step says whose it is."""
+        if self._replicas.size == 1 or last is None or last is self._timed:
+            return
+        if self._timer is not None:
+            self._timer.remove()
+        self._timed = last
+        self._timer = last.register_hook(self._gradients_ready)  # type: ignore[no-untyped-call]
 
     def _gradients_ready(self, _: torch.Tensor) -> None:
         if self.is_last:
@@ -245,14 +252,17 @@ class Stepper:
 
     def _agree_and_average(self) -> None:
         """A size that was not proven yet ran without DDP: see whether it fitted everywhere, then average at once."""
-        flag = torch.tensor([float(self._has_failed)], device=self._replicas.device)
-        self._has_failed = bool(self._replicas.sum(flag).item() > 0)
-        if not self._has_failed:
-            # Parameters without a gradient here may have one elsewhere, so all take part.
-            for parameter in self._parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            self._replicas.mean_gradients([p.grad for p in self._parameters() if p.grad is not None])
+        parameters = list(self._parameters())
+        told = [float(self._has_failed), *(float(parameter.grad is not None) for parameter in parameters)]
+        failed, *with_gradient = self._replicas.sum(torch.tensor(told, device=self._replicas.device)).tolist()
+        self._has_failed = failed > 0
+        if self._has_failed:
+            return
+        for parameter, count in zip(parameters, with_gradient, strict=True):
+            # Used by another replica's samples and not by this one's.
+            if count and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._replicas.mean_gradients([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     # Out of memory
 

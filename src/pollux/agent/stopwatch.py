@@ -8,7 +8,6 @@ follows an interruption of the loop, and single passes in which something else h
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -52,10 +51,7 @@ class HostClock:
     """For devices that have finished when a call returns: the processor."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-
-    def mark(self) -> float:
-        return self._now()
+        self.mark = now
 
     def seconds(self, start: float, end: float) -> float:
         return end - start
@@ -133,10 +129,10 @@ class _Tally:
         return math.fsum(one[0] for one in usual), len(usual), math.fsum(one[1] for one in usual)
 
     def median_s(self) -> float | None:
-        return statistics.median(self.recent) if self.recent else None
+        return sorted(self.recent)[len(self.recent) // 2] if self.recent else None
 
     def _limit(self) -> float:
-        return OUTLIER_FACTOR * statistics.median(self.recent)
+        return OUTLIER_FACTOR * (self.median_s() or 0.0)
 
     def _judge_early(self) -> None:
         assert self.early is not None
