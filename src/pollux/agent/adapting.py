@@ -22,8 +22,9 @@ from pollux.agent.batching import BatchConfig, fitted_to, narrowed
 from pollux.agent.beat import Beat, pack, unpack
 from pollux.agent.dealing import Dealer, StepPlan
 from pollux.agent.guard import ConvergenceGuard, Verdict
+from pollux.agent.interval import Interval
 from pollux.agent.memory import MemoryBound
-from pollux.agent.noise_meter import Interval, NoiseMeter, difference_sample, sample
+from pollux.agent.noise_meter import NoiseMeter, difference_sample, sample
 from pollux.agent.options import Options
 from pollux.agent.replicas import Pending, Replicas
 from pollux.agent.rules import Scaling, ScalingRule, checked_factors
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.5
 """Wanted time between beats: how long a signal, a decision or a due checkpoint may wait."""
 
-MOST_STEPS_A_BEAT = 64
+MOST_STEPS_A_BEAT = 16
+"""The guard wants to see the loss a few dozen times before training has doubled, also of a job with quick steps."""
 
 ENOUGH_SAMPLES = 8.0
 """Effective samples of the noise before the batch size follows it."""
@@ -207,14 +209,14 @@ class Adapter:
 
     def _beat(self, plan: StepPlan, stepper: Stepper) -> Heard:
         heard = self._read()
-        self._send(plan, stepper)
+        self._send(plan, stepper, is_saving=Heard.SAVE in heard)
         return heard
 
     def settle(self) -> Heard:
         """Take in what is still under way; a collective call."""
         return self._read()
 
-    def _send(self, plan: StepPlan, stepper: Stepper) -> None:
+    def _send(self, plan: StepPlan, stepper: Stepper, is_saving: bool) -> None:
         measured, norms = self._norms(plan, stepper)
         losses, stepper.losses = stepper.losses, []
         samples = sum(size for _, size in losses)
@@ -227,7 +229,7 @@ class Adapter:
             loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
         beat = Beat(float(samples), stop=float(self.wants_stop), leave=float(self.wants_leave))
         if self._replicas.is_main:
-            beat = self._decisions(beat)
+            beat = self._decisions(beat, is_saving)
         vector = pack(beat, torch.cat([loss_sum, *norms]))
         scale = plan.batch_size / self.initial_batch_size
         self._flight = Flight(self._replicas.sum_async(vector), self.progress, scale, measured)
@@ -251,6 +253,7 @@ class Adapter:
             self._last_measured_step = plan.step
             return (2, scale, steps, True), parts
         if count < 2:
+            self._dealer.measuring.shift += 1
             return None, []
         self._last_measured_step = plan.step
         local, total = meter.local(), meter.total()
@@ -259,8 +262,8 @@ class Adapter:
             total = torch.zeros_like(total)
         return (count, scale, steps, False), [local, total]
 
-    def _decisions(self, beat: Beat) -> Beat:
-        """What the first replica decides for all."""
+    def _decisions(self, beat: Beat, is_saving: bool) -> Beat:
+        """What the first replica decides for all. The checkpoint that is due is not due again while it is made."""
         tuned = self._tuner.take() if self._tuner is not None else None
         config = None
         if tuned is not None:
@@ -271,7 +274,7 @@ class Adapter:
         if self._tuner is not None and now >= self._next_tuning_s:
             self._next_tuning_s = now + self._options.report_every_s
             self._tuner.submit(self.measured())
-        save, self.wants_save = self.wants_save or self.save_is_due(), False
+        save, self.wants_save = self.wants_save or (self.save_is_due() and not is_saving), False
         return dataclasses.replace(
             beat,
             save=float(save),
@@ -346,8 +349,12 @@ class Adapter:
             self.on_batch(before, allowed, reason, tuned)
 
     def _largest(self) -> int:
-        """Largest batch size that the guard has no objection to."""
-        scale = self.guard.largest_scale if self.guard is not None else math.inf
+        """Largest batch size that the guard has no objection to; what it could not judge does not grow."""
+        if self.guard is None:
+            return self.limits.max_batch_size
+        scale = self.guard.largest_scale
+        if not self.guard.is_ready:
+            scale = min(scale, max(1.0, self._dealer.config.batch_size / self.initial_batch_size))
         return int(min(scale * self.initial_batch_size, self.limits.max_batch_size))
 
     def gradient(self) -> GradientStats | None:

@@ -62,6 +62,8 @@ class Measuring:
     """Which steps are measured: every k-th, the last of each k. `every` = 0: none."""
 
     every: int = 0
+    shift: int = 0
+    """Moved on where a measured step told nothing: else the short step that ends each pass may always be it."""
     splits: bool = True
     """One replica runs a measured step in two passes; False where a model's layers depend on the batch."""
 
@@ -81,6 +83,8 @@ class Dealer:
         self.config = config
         self.num_replicas = num_replicas
         self.measuring = Measuring()
+        self.least = 1
+        """Samples that a replica gets in a pass; two where a model's layers depend on the batch, unless M0 forbids."""
         self.committed = Cursor()
         self.dealt = Cursor()
         """Where the next step begins; a source that meets an end sooner than planned moves it."""
@@ -90,7 +94,7 @@ class Dealer:
         self.dealt = self.committed
 
     def resume(self, cursor: Cursor) -> None:
-        """Go on from there."""
+        """Go on from there; the step after that may have fewer samples than there are replicas now."""
         self.committed = self.dealt = cursor
 
     def deal(self) -> StepPlan:
@@ -100,13 +104,13 @@ class Dealer:
         return plan
 
     def _size_at(self, remaining: int) -> int:
-        """The configured size; less where the end of the pass would leave fewer samples than replicas."""
-        size = min(self.config.batch_size, remaining)
+        """The configured size; less where the end of the pass would leave too few samples for the replicas."""
+        size, least = min(self.config.batch_size, remaining), self.num_replicas * self.least
         left = remaining - size
-        if not 0 < left < self.num_replicas:
+        if not 0 < left < least:
             return size
-        shortened = size - (self.num_replicas - left)
-        return shortened if shortened >= self.num_replicas else remaining
+        shortened = size - (least - left)
+        return shortened if shortened >= least else remaining
 
     def _plan(self, at: Cursor, size: int) -> StepPlan:
         config, every = self.config, self.measuring.every
@@ -115,8 +119,9 @@ class Dealer:
         if not is_whole:
             largest, smallest = -(-size // self.num_replicas), size // self.num_replicas
             # Every replica runs every pass, so the smallest slice bounds their number.
-            passes = max(1, min(-(-largest // config.per_gpu_batch_size), smallest))
-        is_measured = every > 0 and at.step % every == every - 1
+            passes = max(1, min(-(-largest // config.per_gpu_batch_size), smallest // self.least))
+        place = at.step + self.measuring.shift
+        is_measured = every > 0 and place % every == every - 1 and size >= self.num_replicas
         if is_measured and self.measuring.splits and self.num_replicas == 1 and passes == 1 and size > 1:
             passes, is_whole = 2, False
         return StepPlan(
@@ -127,7 +132,7 @@ class Dealer:
             passes,
             config.per_gpu_batch_size,
             is_measured,
-            is_kept=every > 1 and at.step % every == every - 2,
+            is_kept=every > 1 and place % every == every - 2,
             is_whole=is_whole,
             ends_pass=at.offset + size >= self.pass_length,
         )

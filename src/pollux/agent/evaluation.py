@@ -20,6 +20,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from pollux.agent.signals import outlast_terminate
 from pollux.errors import InvalidSpec, LoopMisuse
 
 log = logging.getLogger(__name__)
@@ -120,16 +121,18 @@ class EveryNthSample(IterableDataset[Any]):
         return iter(EveryNth(self.dataset, self.rank, self.size))
 
 
-class _UserInit:
+class _WorkerInit:
     """The user's `worker_init_fn`, which is to find the user's dataset and not what Pollux wrapped around it."""
 
-    def __init__(self, init: Callable[[int], None], dataset: Dataset[Any]) -> None:
+    def __init__(self, init: Callable[[int], None] | None, dataset: Dataset[Any]) -> None:
         self.init = init
         self.dataset = dataset  # pickled together with its wrapper, so that a spawned worker has it once
 
     def __call__(self, worker_id: int) -> None:
-        object.__setattr__(get_worker_info(), "dataset", self.dataset)  # torch guards it against assignment
-        self.init(worker_id)
+        outlast_terminate()
+        if self.init is not None:
+            object.__setattr__(get_worker_info(), "dataset", self.dataset)  # torch guards it against assignment
+            self.init(worker_id)
 
 
 def _settings(loader: DataLoader[Any], dataset: Dataset[Any]) -> dict[str, Any]:
@@ -138,8 +141,8 @@ def _settings(loader: DataLoader[Any], dataset: Dataset[Any]) -> dict[str, Any]:
         log.warning("%s has an __iter__ of its own, which Pollux does not call.", type(loader).__name__)
     names = [name for name in inspect.signature(DataLoader).parameters if name not in CHOOSES_SAMPLES]
     settings = {name: getattr(loader, name) for name in names}
-    if loader.worker_init_fn is not None and dataset is not loader.dataset:
-        settings["worker_init_fn"] = _UserInit(loader.worker_init_fn, loader.dataset)
+    if loader.num_workers:
+        settings["worker_init_fn"] = _WorkerInit(loader.worker_init_fn, loader.dataset)
     return settings
 
 

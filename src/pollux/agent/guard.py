@@ -4,7 +4,7 @@ Training loss against claimed progress (in M0-iterations) is a curve. At M0 the 
 the batch must not put a kink into that curve. How it decides:
 
 1. Losses are averaged in bins, each at least 3 % of the progress so far. Every growth of the batch starts a *trial*;
-   its reference is the bins of the last half of the progress before it.
+   its reference is the bins before it: once back to a half, once to a quarter of the progress.
 2. Falling curves of many shapes (line, logarithm, power laws and exponentials with a floor) are fitted to the
    reference. Those that the bins do not rule out are extended, each no faster than a curve may flatten at its age.
 3. If the loss lies significantly and lastingly above all of them at *half* of the claimed progress, and is not on its
@@ -41,8 +41,9 @@ POWERS = np.array([0.5, 1.0, 2.0, 3.0])
 TIMES = np.array([0.1, 0.15, 0.22, 0.33, 0.5, 0.8])
 """Time constants of the exponentials a + b·exp(-p/τ), in units of the progress at which the batch grew."""
 
-REACH = 2.0
-"""The reference goes back to the start of the trial over this: older losses belong to another part of the curve."""
+REACHES = (2.0, 4.0)
+"""A reference goes back to the start of the trial over this: the short one follows the end of the curve
+and must agree with any objection; the long one sees the curvature through more noise and may prove it."""
 
 NEAR_M0 = 1.05
 """A batch up to this many times M0 counts as M0."""
@@ -56,7 +57,7 @@ class GuardOptions:
     """When the guard objects. Stretches are in units of the progress at which they start."""
 
     least_ratio: float = 0.5  # seen over claimed progress that is still accepted; over-stated ×4 shows 0.25
-    sigmas: float = 4.0  # how significant the excess must be: it is looked for anew with every bin
+    sigmas: float = 3.0  # how significantly the loss must differ from all curves
     lasting: int = 3  # bins in a row that must show it
     least_bins: int = 8  # bins that make a reference
     bin: float = 0.03  # width of a bin
@@ -158,6 +159,7 @@ class ConvergenceGuard:
         samples is ignored; so is a loss that is not finite, at M0.
         """
         memory = self._memory
+        progress, loss, weight, scale = float(progress), float(loss), float(weight), float(scale)  # not NumPy's: JSON
         if not math.isfinite(loss):
             return self._not_finite(scale) if scale > NEAR_M0 and memory.phase == "watching" else None
         if not progress > memory.progress or not weight > 0:
@@ -211,7 +213,7 @@ class ConvergenceGuard:
             memory.top = max(memory.top, memory.open.loss)
         memory.open, memory.opened = EMPTY, memory.progress
         start = min((trial.start for trial in memory.trials), default=memory.progress)
-        young = sum(item.progress >= start / REACH for item in memory.bins)
+        young = sum(item.progress >= start / max(REACHES) for item in memory.bins)
         least = self.options.least_bins + sum(item.progress > start for item in memory.bins)
         memory.bins = memory.bins[-max(young, least) :]
 
@@ -243,12 +245,15 @@ class ConvergenceGuard:
         memory, options = self._memory, self.options
         bins = np.array(memory.bins)
         for trial in memory.trials:
-            curves = Curves(bins[bins[:, 0] <= trial.start], trial.start, options)
-            after = bins[bins[:, 0] > trial.start]
-            if curves.are_lost(after, memory.top):
-                return self._step_back(trial, curves.recent(after), 0.0, "rises")
-            if memory.progress >= memory.until and curves.are_missed(after):
-                return self._step_back(trial, curves.recent(after), curves.seen(after), "falls too slowly")
+            before, after = bins[bins[:, 0] <= trial.start], bins[bins[:, 0] > trial.start]
+            short, long = (Curves(before, trial.start, reach, options) for reach in REACHES)
+            if short.are_lost(after, memory.top):
+                return self._step_back(trial, short.recent(after), 0.0)
+            sigmas = short.significance(after)
+            if sigmas > 0:
+                sigmas = max(sigmas, long.significance(after))
+            if memory.progress >= memory.until and sigmas > options.sigmas:
+                return self._step_back(trial, short.recent(after), short.seen(after))
         over = [
             trial
             for trial in memory.trials
@@ -258,11 +263,12 @@ class ConvergenceGuard:
         memory.trials = [trial for trial in memory.trials if trial not in over]
         return self._ease() if over and not math.isinf(memory.largest_scale) else None
 
-    def _step_back(self, trial: Trial, recent: Array, ratio: float, what: str) -> Verdict:
+    def _step_back(self, trial: Trial, recent: Array, ratio: float) -> Verdict:
         memory = self._memory
         claimed = memory.progress - trial.start
         memory.phase, memory.since, memory.largest_scale = "comparing", NOT_YET, 1.0
         memory.length, memory.blamed, memory.fall = claimed, memory.scale, fall(recent)
+        what = "falls too slowly" if memory.fall[0] > 0 else "does not fall any more"
         message = (
             f"The loss {what} since the batch grew from {trial.before:.3g} to {memory.scale:.3g} times its initial "
             f"size: {claimed:.0f} iterations of progress were claimed, the loss shows {ratio * claimed:.0f}. "
@@ -339,17 +345,17 @@ class Curves:
     before, after  [bins, 3]  progress, loss, weight
     """
 
-    def __init__(self, before: Array, start: float, options: GuardOptions) -> None:
+    def __init__(self, before: Array, start: float, reach: float, options: GuardOptions) -> None:
         self.options, self.start = options, start
-        half = before[before[:, 0] >= start / REACH]
-        u, loss, weight = (half if len(half) >= options.least_bins else before[-options.least_bins :]).T
+        young = before[before[:, 0] >= start / reach]
+        u, loss, weight = (young if len(young) >= options.least_bins else before[-options.least_bins :]).T
         u = u / start
         self.weight = weight.sum()
         self.a = loss @ weight / self.weight  # b·g is centred
         self.centre, self.spread, self.b, misfit = _fit(shapes(u), loss - self.a, weight)
         self.best = int(misfit.argmin())
         self.variance = misfit[self.best] / (len(u) - 3)  # of one sample's loss; includes what no shape can fit
-        self.possible = misfit <= misfit[self.best] + 4 * self.variance
+        self.unlikely = (misfit - misfit[self.best]) / self.variance if self.variance > 0 else misfit * 0.0
         # Curves that fall faster and faster have no known way to go on.
         rising = _fit(np.vstack([-(u**2), -(u**4)]), loss - self.a, weight)
         self.are_falling = bool(self.b[self.best] > 0 and rising[3].min() >= misfit[self.best])
@@ -365,30 +371,31 @@ class Curves:
         recent: Array = after[x >= max(self.options.settling, x.max(initial=0.0) / 2)]
         return recent if len(recent) >= self.options.lasting else after[-self.options.lasting :]
 
-    def are_missed(self, after: Array) -> bool:
-        """Whether the loss lies above all possible curves at the least accepted ratio, significantly and lastingly."""
+    def significance(self, after: Array) -> float:
+        """By how many sigmas the loss lies above all curves at the least accepted ratio; 0 unless it lastingly does."""
         options, recent = self.options, self.recent(after)
         x = recent[:, 0] / self.start - 1
         if len(x) < options.lasting or x[0] < options.settling or not self.are_falling:
-            return False
-        b, centre, spread = (values[self.possible, None] for values in (self.b, self.centre, self.spread))
+            return 0.0
         loss, share = recent[:, 1], recent[:, 2] / recent[:, 2].sum()
-        x, slowest = options.least_ratio * x, options.flattening
-        flattened = 1 - np.exp(-x / slowest)
-        g = np.maximum(shapes(1 + x), shapes(np.ones(1)) + slopes()[:, None] * slowest * flattened)[self.possible]
-        excess = loss - self.a - b * (g - centre)  # [possible, recent]
-        if (excess[:, -options.lasting :] <= 0).any():
-            return False
+        slower, slowest = options.least_ratio * x, options.flattening
+        flattened = shapes(np.ones(1)) + slopes()[:, None] * slowest * (1 - np.exp(-slower / slowest))
+        g = np.maximum(shapes(1 + slower), flattened) - self.centre[:, None]  # [S, recent]
+        excess = loss - self.a - self.b[:, None] * g
         # A loss that is high but falls fast was lifted by the change of learning rate and is on its way back.
         speed, uncertainty = fall(recent)
-        if (speed - math.sqrt(uncertainty)) * (recent[-1, 0] - recent[0, 0]) > (b[:, 0] * (g[:, 0] - g[:, -1])).min():
-            return False
+        expected = self.at(1 + x[[0, -1]]) @ [1, -1] / (recent[-1, 0] - recent[0, 0])
+        is_recovering = speed - math.sqrt(uncertainty) > math.sqrt(options.least_ratio) * expected
+        if is_recovering or (excess[self.best, -options.lasting :] <= 0).any():
+            return 0.0
         variance = max(self.variance, _scatter(recent))
-        distance = (g - centre) @ share
-        error = np.sqrt(variance * (1 / recent[:, 2].sum() + 1 / self.weight + distance**2 / spread[:, 0]))
-        # If the expected drop is itself within the noise, nothing can be missed.
-        drop = b[:, 0] * (shapes(np.ones(1))[self.possible, 0] - centre[:, 0] - distance)
-        return bool((np.minimum(excess @ share, drop) > options.sigmas * error).all())
+        distance = g @ share
+        error = np.sqrt(variance * (1 / recent[:, 2].sum() + 1 / self.weight + distance**2 / self.spread))
+        # If the drop that a shape expects is itself within the noise, nothing can be missed. A shape that hardly fits
+        # the bins before the start needs less to be ruled out by those after it.
+        drop = self.b * (shapes(np.ones(1))[:, 0] - self.centre - distance)
+        sigmas = np.maximum(np.minimum(excess @ share, drop) / error, 0.0)
+        return float(np.sqrt(sigmas**2 + self.unlikely).min())
 
     def are_lost(self, after: Array, top: float) -> bool:
         """Whether the loss has lastingly given back half of what training had gained, and does not recover."""

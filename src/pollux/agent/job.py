@@ -29,7 +29,7 @@ from pollux.agent.loader import ENDLESS, TrainingLoader, source_of
 from pollux.agent.looping import Goal, TrainingLoop
 from pollux.agent.memory import MemoryBound
 from pollux.agent.metrics import Average, Averages
-from pollux.agent.model import ReplicatedModel, has_batch_dependent_layers
+from pollux.agent.model import ReplicatedModel, batch_dependent_layers
 from pollux.agent.noise_meter import NoiseMeter
 from pollux.agent.options import Options
 from pollux.agent.preconditioners import kind
@@ -162,7 +162,8 @@ class Job:
             replicas.size,
         )
         depends = options.batch_dependent
-        dealer.measuring.splits = not (has_batch_dependent_layers(given.model) if depends is None else depends)
+        dealer.measuring.splits = not (bool(batch_dependent_layers(given.model)) if depends is None else depends)
+        dealer.least = 1 if dealer.measuring.splits else 2
         memory = MemoryBound(limits)
         stopwatch = Stopwatch(replicas.gpu_type, CudaClock() if replicas.device.type == "cuda" else HostClock())
         meter = NoiseMeter(given.optimizer, preconditioner=options.preconditioner) if options.measure_noise else None
@@ -228,40 +229,52 @@ class Job:
                 "Give Job(samples_per_pass=…), or use job.passes(n) for plain passes",
             )
         length = float(made.iterations)
-        return self._turns(count, made.adapter.progress, lambda start, turn: Goal(progress=start + turn * length))
+        return self._turns(
+            count, lambda: made.adapter.progress, lambda start, turn: Goal(progress=start + turn * length)
+        )
 
     def passes(self, count: int) -> Iterator[int]:
         """`count` plain passes: each delivers every sample once, whatever progress that makes."""
         made = self._made
-        start = float(made.dealer.committed.pass_index)
-        return self._turns(count, start, lambda start, turn: Goal(pass_index=int(start) + turn))
+        return self._turns(
+            count,
+            lambda: float(made.dealer.committed.pass_index),
+            lambda start, turn: Goal(pass_index=int(start) + turn),
+        )
 
-    def _turns(self, count: int, start: float, goal: Callable[[float, int], Goal]) -> Iterator[int]:
+    def _turns(self, count: int, beginning: Callable[[], float], goal: Callable[[float, int], Goal]) -> Iterator[int]:
         made = self._made
+        if made.loop.goal is not None:
+            raise LoopMisuse(
+                "job.epochs or job.passes is used inside another of them", "Write one of them around the loop"
+            )
         number = self._loops_begun
         self._loops_begun += 1
         resumed = self._resume_from
         if number < resumed.loop or (number == resumed.loop and resumed.is_finished):
             return
-        first = 0
+        first, start = 0, beginning()
         if number == resumed.loop and self._loaded is not None:
             first, start = resumed.epoch, resumed.start
         made.loop.is_stopped = False
-        with on_terminate(self._ask_leave):
-            for epoch in range(first, count):
-                made.loop.goal = aim = goal(start, epoch + 1)
-                made.adapter.total_progress = goal(start, count).progress
-                self._place = Place(number, epoch, start)
-                yield epoch
-                if aim.progress is not None:
-                    # Left early, by a break: the next epoch is a whole one all the same.
-                    start -= max(0.0, aim.progress - made.adapter.progress)
-                if made.loop.is_stopped:
-                    break
-                self._place = Place(number, epoch + 1, start)
-                self._leave_if_asked()
-        made.loop.goal = None
-        self._finish_loop(number)
+        try:
+            with on_terminate(self._ask_leave):
+                for epoch in range(first, count):
+                    made.loop.goal = aim = goal(start, epoch + 1)
+                    made.adapter.total_progress = goal(start, count).progress
+                    self._place = Place(number, epoch, start)
+                    yield epoch
+                    if aim.progress is not None:
+                        # Left early, by a break: the next epoch is a whole one all the same.
+                        start -= max(0.0, aim.progress - made.adapter.progress)
+                    self._place = Place(number, epoch + 1, start)
+                    self._agree_to_go_on()
+                    if made.loop.is_stopped:
+                        break
+            self._finish_loop(number)
+        finally:  # also after a break of the script's
+            made.loop.goal = None
+            made.adapter.wants_stop = False
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Instead of `loss.backward()`. The loss is a mean over the batch; with AMP, the scaled one."""
@@ -296,9 +309,12 @@ class Job:
             if not callable(getattr(holder, method, None)):
                 raise InvalidSpec(name, type(holder).__name__, f"has no {method}", "Put plain values into job.state")
         self._registered[name] = holder
+        self._restore_registered(name, holder)
+        return holder
+
+    def _restore_registered(self, name: str, holder: Any) -> None:
         if self._loaded is not None and name in self._loaded.parts["user"]["registered"]:
             holder.load_state_dict(self._loaded.parts["user"]["registered"][name])
-        return holder
 
     def save(self) -> None:
         """Have a checkpoint written at the next opportunity, on all replicas' behalf."""
@@ -317,7 +333,9 @@ class Job:
         made = self._made
         made.teller.beat()
         made.teller.checkpoint(made.saver.last_path)
-        if Heard.LEAVE in heard:
+        if Heard.LEAVE in heard and made.loop.is_cut_short:
+            self._leave_asked = True  # nothing may be raised while the loader is closed; soon the epoch is over
+        elif Heard.LEAVE in heard:
             self._leave()
         if Heard.STOP in heard:
             made.loop.is_stopped = True
@@ -330,15 +348,20 @@ class Job:
         if self._parts is not None:
             self._parts.adapter.wants_leave = True
 
-    def _leave_if_asked(self) -> None:
-        """Between epochs; every replica comes by here, so that they can agree."""
-        flag = torch.tensor([float(self._leave_asked)], device=self._replicas.device)
-        if self._replicas.sum(flag).item() > 0:
+    def _agree_to_go_on(self) -> None:
+        """Between epochs; every replica comes by here, so that what one was asked all do."""
+        loop = self._made.loop
+        asked = torch.tensor([self._leave_asked, loop.is_stopped], dtype=torch.float64, device=self._replicas.device)
+        leave, stop = self._replicas.sum(asked).tolist()
+        loop.is_stopped = stop > 0
+        if leave > 0:
             self._leave()
 
     def _leave(self) -> None:
         made = self._made
         self._save(wait=True)
+        # A launcher that sees one replica end may end the others, one of which is still writing.
+        self._replicas.barrier()
         made.teller.checkpoint(made.saver.last_path)
         made.teller.stopped("SIGTERM")
         self.close()
@@ -401,6 +424,8 @@ class Job:
         made.adapter.load(training["adapter"])
         self._averages.load_state_dict(parts["user"]["averages"], self.is_main)
         self.state.update(parts["user"]["state"])
+        for name, holder in self._registered.items():
+            self._restore_registered(name, holder)
         self._resume_from = Place(**training["place"])
         if self.is_main:
             states = training["random"]

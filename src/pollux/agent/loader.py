@@ -68,6 +68,9 @@ class Feed(Sampler[list[Any]]):
             plan = dealer.deal()
             for index in range(plan.passes):
                 start, stop = plan.slice_of(self._replicas.rank, self._replicas.size, index)
+                if start == stop:
+                    # Fewer samples than replicas, after a resume: this one runs the model all the same, for nothing.
+                    start, stop = plan.start, plan.stop
                 self.dealt.append((plan, index))
                 yield self._keys(plan.pass_index, start, stop)
 
@@ -98,12 +101,16 @@ class IndexedSource:
             is_keyed = (loader.num_workers > 0 or draws_randomness(dataset)) if asked is None else asked
             if is_keyed:
                 dataset = SeededDataset(dataset, options.seed)
-        self.pass_length: int | None = num_samples
         if loader.drop_last and loader.batch_size:
             # As in the user's own loop: what does not fill a batch of M0, however large batches become.
-            self.pass_length = max(num_samples - num_samples % loader.batch_size, 1)
+            num_samples -= num_samples % loader.batch_size
+        if not num_samples:
+            fix = "Use a batch_size of at most its length" if loader.drop_last else "Give it samples"
+            raise InvalidSpec("dataset", type(loader.dataset).__name__, "a pass has no sample", fix)
+        self.pass_length: int | None = num_samples
         self._feed = Feed(order, replicas, is_keyed)
         self._loader = rebuild(loader, self._feed, dataset)
+        self._loader.in_order = True  # whatever the user's says: batches are matched to steps by their order
 
     def micro_batches(self, dealer: Dealer) -> Iterator[MicroBatch]:
         dealer.rewind()

@@ -46,6 +46,8 @@ class TrainingLoop:
         self.goal: Goal | None = None
         self.is_inside = False
         self.is_stopped = False
+        self.is_cut_short = False
+        """The script has left the loop over the loader by a break, and its last step is being counted."""
         self.on_heard: Callable[[Heard], None] = lambda _: None
         self.on_memory: Callable[[StepPlan, BatchConfig], None] = lambda *_: None
         self.on_first_pass: Callable[[], None] | None = None
@@ -102,8 +104,10 @@ class TrainingLoop:
     def cut_short(self, plan: StepPlan) -> None:
         """The user left the loop. A step that the optimizer has taken counts; of any other nothing remains."""
         if self.stepper.is_complete:
+            self.is_cut_short = True
             self.stepper.end_pass()
             self._finish(plan)
+            self.is_cut_short = False
 
     def _finish(self, plan: StepPlan) -> None:
         self.dealer.commit(plan)

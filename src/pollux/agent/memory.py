@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pollux.agent.batching import narrowed
+from pollux.agent.model import batch_dependent_layers
 from pollux.core import BatchLimits
 from pollux.errors import LoopMisuse
 
@@ -46,10 +50,7 @@ class MemoryBound:
         """A step of that size did not fit: the limits from now on."""
         smaller = max(per_gpu_batch_size // 2, self.limits.min_per_gpu_batch_size)
         if smaller >= per_gpu_batch_size:
-            raise LoopMisuse(
-                f"out of memory with {per_gpu_batch_size} samples in a pass, the fewest allowed",
-                "Use a smaller model or a larger device",
-            )
+            raise _hopeless(per_gpu_batch_size)
         self.proven = min(self.proven, smaller)
         self.limits = dataclasses.replace(self.limits, max_per_gpu_batch_size=smaller)
         return self.limits
@@ -63,26 +64,65 @@ class MemoryBound:
 def stand_in(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of a forward that did not fit, without gradients and a few samples at a time.
 
-    The training loop goes on with them to the end of its body; their loss is right, their backward is left out.
+    The training loop goes on with them to the end of its body; their loss is about right, their backward is left out.
     """
-    leaves, spec = tree_flatten((args, kwargs))
+    # Batch normalisation refuses a part of one sample, and would count samples that come again.
+    unmixed = batch_dependent_layers(module)
+    for layer in unmixed:
+        layer.eval()
+    try:
+        return _in_parts(module, args, kwargs)
+    finally:
+        for layer in unmixed:
+            layer.train()
+
+
+def _in_parts(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    leaves, _ = tree_flatten((args, kwargs))
     sizes = [leaf.size(0) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
-    with torch.no_grad():
+    with torch.no_grad(), _statistics_kept(module):
         if not sizes:
             return module(*args, **kwargs)
         size = sizes[0]
         step = max(1, -(-size // CHUNKS))
-        outputs = []
-        for start in range(0, size, step):
-            part = [
-                leaf[start : start + step]
-                if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.size(0) == size
-                else leaf
-                for leaf in leaves
-            ]
-            some_args, some_kwargs = tree_unflatten(part, spec)
-            outputs.append(module(*some_args, **some_kwargs))
-        return tree_map(_join, outputs[0], *outputs[1:])
+        while True:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                outputs = [_part(module, args, kwargs, size, slice(at, at + step)) for at in range(0, size, step)]
+                return tree_map(_join, outputs[0], *outputs[1:])
+            if step == 1:
+                raise _hopeless(1)
+            step //= 2
+
+
+def _hopeless(samples: int) -> LoopMisuse:
+    return LoopMisuse(
+        f"out of memory with {samples} sample{'s' * (samples > 1)} in a pass, the fewest allowed",
+        "Use a smaller model or a larger device",
+    )
+
+
+@contextlib.contextmanager
+def _statistics_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Batch normalisation by running statistics: those must not move, and a single sample has no variance."""
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.training]
+    try:
+        for layer in layers:
+            layer.training = False
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
+
+
+def _part(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int, part: slice) -> Any:
+    """The outputs for some of the samples: whatever is `size` long is cut."""
+    leaves, spec = tree_flatten((args, kwargs))
+    some = [
+        leaf[part] if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.size(0) == size else leaf
+        for leaf in leaves
+    ]
+    some_args, some_kwargs = tree_unflatten(some, spec)
+    return module(*some_args, **some_kwargs)
 
 
 def _join(*parts: Any) -> Any:

@@ -53,6 +53,9 @@ class ReplicatedModel(nn.Module):
             if self.on_failure is None or not torch.is_grad_enabled():
                 raise
             failed: BaseException = error
+            for ddp in self._ddp:
+                # DDP notes it after a forward; replicas whose forward fitted have, and all must agree.
+                ddp.require_forward_param_sync = ddp.require_backward_grad_sync
         # Outside the handler: the traceback would keep the activations alive.
         return self.on_failure(failed.with_traceback(None), args, kwargs)
 
@@ -82,6 +85,7 @@ class ReplicatedModel(nn.Module):
             return getattr(self.module, name)
 
 
-def has_batch_dependent_layers(module: nn.Module) -> bool:
-    """Whether half a batch would see other statistics than the whole: batch normalisation in training mode."""
-    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training for layer in module.modules())
+def batch_dependent_layers(module: nn.Module) -> list[nn.Module]:
+    """Layers to which half a batch shows other statistics than the whole: batch normalisation in training mode."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [layer for layer in module.modules() if isinstance(layer, kind) and layer.training]

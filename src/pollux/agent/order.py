@@ -49,6 +49,10 @@ class SamplerOrder(Order):
     """The order of the user's own sampler (weighted, a subset …), drawn under a seed so that all replicas agree."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
+        if not hasattr(sampler, "__len__"):
+            raise InvalidSpec(
+                "sampler", type(sampler).__name__, "does not say how long a pass is", "Give it a __len__"
+            )
         super().__init__(len(sampler), seed, shuffle=False)
         self._sampler = sampler
 

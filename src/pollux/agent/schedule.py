@@ -11,7 +11,7 @@ ROUNDING = 1e-6
 class Schedule(Protocol):
     """What every scheduler of torch has in common."""
 
-    def step(self, *args: Any) -> Any: ...
+    def step(self, *args: Any, **kwargs: Any) -> Any: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
@@ -20,8 +20,8 @@ class ProgressSchedule:
     """The user's scheduler as the training loop holds it; what is not here is the scheduler's own.
 
     Called once an iteration, inside the loop over the loader, it takes as many steps as iterations of M0 have been
-    completed: none on accumulation passes, several after a large batch. Called once an epoch it is passed on:
-    epochs are statistical already.
+    completed: none on accumulation passes, several after a large batch, and one at most where the call brings a value
+    (a metric, a position). Called once an epoch it is passed on: epochs are statistical already.
     """
 
     def __init__(self, inner: Schedule, progress: Callable[[], float | None]) -> None:
@@ -29,13 +29,13 @@ class ProgressSchedule:
         self._progress = progress
         self._steps_in_loop = 0
 
-    def step(self, *args: Any) -> Any:
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         done = self._progress()
         if done is None:
-            return self.inner.step(*args)
+            return self.inner.step(*args, **kwargs)
         due = int(done + ROUNDING) - self._steps_in_loop
-        for _ in range(due):
-            self.inner.step(*args)
+        for _ in range(min(due, 1) if args or kwargs else due):
+            self.inner.step(*args, **kwargs)
         self._steps_in_loop += max(due, 0)
         return None
 

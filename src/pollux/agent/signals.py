@@ -10,6 +10,9 @@ from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
 
+LONGEST_LEAVE_S = 180
+"""How long a data-loading process that was asked to end waits for the training process to end it."""
+
 
 @contextlib.contextmanager
 def on_terminate(ask: Callable[[], None]) -> Iterator[None]:
@@ -27,3 +30,12 @@ def on_terminate(ask: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def outlast_terminate() -> None:
+    """In a data-loading process: go on after SIGTERM, which launchers send to whole process groups.
+
+    The training process needs samples for the step that it finishes, and torch has it fail when a worker dies. The
+    worker ends when it is told to or its parent is gone; if neither happens, by an alarm.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(LONGEST_LEAVE_S))

@@ -2,8 +2,9 @@
 
 A step has one or more passes, and the body of the user's loop runs once in each. Until the last one, gradients are
 taken away after the backward and given back before the next, so that clipping, `optimizer.step()` and `zero_grad()`
-find nothing to work on; torch's optimizers pass over parameters without a gradient. The user's optimizer is not
-wrapped: hooks around its step multiply the learning rate and put it back.
+find nothing to work on; torch's optimizers pass over parameters without a gradient. One small parameter shows a zero
+in the meantime: some ways of clipping fail where there is no gradient at all. The user's optimizer is not wrapped:
+hooks around its step take that zero away, multiply the learning rate and put it back.
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ class Stepper:
         self._course = course
         self._plan: StepPlan | None = None
         self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._shown: torch.nn.Parameter | None = None
+        """The parameter that shows a zero instead of its gradient, while it does."""
+        self._smallest = min(self._parameters(), key=torch.Tensor.numel, default=None)
         self._rates: list[Any] = []
-        self._kept_step = -1
+        self._kept = (-1, 0)
         self._timed: torch.Tensor | None = None
         self._timer: RemovableHandle | None = None
         self._index = self._size = 0
@@ -104,6 +108,7 @@ class Stepper:
 
     def begin_pass(self, plan: StepPlan, index: int) -> None:
         """The loader is about to hand out a micro-batch: pass `index` of the step."""
+        self._show_no_more()
         size = self._replicas.size
         start, stop = plan.slice_of(self._replicas.rank, size, index)
         self._plan, self._index, self._size = plan, index, stop - start
@@ -143,14 +148,16 @@ class Stepper:
             self._complete_gradients()
         elif not self._has_failed:
             self._hide()
+        if not self.is_last or self._has_failed:
+            self._show_zero()
 
     def _note_loss(self, loss: torch.Tensor) -> None:
-        if loss.dim() != 0:
+        if loss.numel() != 1:
             raise LoopMisuse(
                 f"job.backward got a loss of shape {tuple(loss.shape)}", "Give the mean over the batch, one number"
             )
         plain = self._scaler.take_loss() if self._scaler is not None else None
-        self.losses.append((loss.detach() if plain is None else plain, self._size))
+        self.losses.append(((loss.detach() if plain is None else plain).reshape(()), self._size))
 
     @staticmethod
     def _try_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> torch.OutOfMemoryError | None:
@@ -174,7 +181,8 @@ class Stepper:
             del self.losses[-plan.passes :]  # they will come again
             return Outcome.RETRY
         if self._did_step:
-            self._memory.succeeded(plan.per_gpu_batch_size)
+            if plan.is_whole:  # a measured or last step may have run in smaller passes
+                self._memory.succeeded(plan.per_gpu_batch_size)
             return Outcome.STEPPED
         if self._scaler is not None and self._scaler.did_skip:
             return Outcome.SKIPPED
@@ -185,9 +193,12 @@ class Stepper:
         )
 
     def abandon(self) -> None:
-        """The loop was left in the middle of a step: nothing of it remains."""
+        """The loop was left, maybe in the middle of a step: nothing of it remains."""
+        if self._plan is not None and not self._did_step and (self._did_backward or self._index > 0):
+            self._clear_gradients()  # the samples come again, and with them their gradients
         self._plan = None
         self._hidden = []
+        self._kept = (-1, 0)
         self.difference = None
         self._model.synchronise(True)
         if self._meter is not None:
@@ -209,13 +220,29 @@ class Stepper:
             parameter.grad = gradient
         self._hidden = []
 
+    def _show_zero(self) -> None:
+        self._shown = self._smallest
+        if self._shown is not None:
+            self._shown.grad = torch.zeros_like(self._shown)
+
+    def _show_no_more(self) -> None:
+        if self._shown is not None:
+            self._shown.grad = None
+            self._shown = None
+
+    def _clear_gradients(self) -> None:
+        self._hidden = []
+        self._shown = None
+        for parameter in self._parameters():
+            parameter.grad = None
+
     def _complete_gradients(self) -> None:
         if self.is_careful:
             self._agree_and_average()
         if self._has_failed:
-            self._hidden = []
-            for parameter in self._parameters():
-                parameter.grad = None
+            self._clear_gradients()
+            if self._scaler is not None:
+                self._scaler.is_last_pass = False  # it has no gradients to work on
             return
         plan, meter = self._plan, self._meter
         if meter is None or plan is None:
@@ -230,8 +257,8 @@ class Stepper:
         """One replica that cannot split a batch compares the gradients of two neighbouring steps of equal size."""
         if plan.is_kept and plan.is_whole:
             meter.keep_gradient(self._gradient_scale())
-            self._kept_step = plan.step
-        elif plan.is_measured and plan.is_whole and self._kept_step == plan.step - 1:
+            self._kept = plan.step, plan.batch_size
+        elif plan.is_measured and plan.is_whole and self._kept == (plan.step - 1, plan.batch_size):
             self.difference = meter.difference(self._gradient_scale())
 
     def _gradient_scale(self) -> float:
@@ -281,9 +308,7 @@ class Stepper:
             )
             raise error
         self._has_failed = True
-        self._hidden = []
-        for parameter in self._parameters():
-            parameter.grad = None
+        self._clear_gradients()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -292,12 +317,15 @@ class Stepper:
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         plan = self._plan
-        if plan is None or not self.is_last or self._has_failed:
+        if plan is None:
             return
         if any(callable(arg) for arg in (*args[1:], *kwargs.values())):
             raise LoopMisuse(
                 "optimizer.step was given a closure", "Compute the loss in the loop: closures cannot adapt"
             )
+        if not self.is_last or self._has_failed:
+            self._show_no_more()
+            return
         if not self._did_backward:
             raise LoopMisuse(
                 "the optimizer steps on gradients that job.backward has not seen",
@@ -314,8 +342,13 @@ class Stepper:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
             group["lr"] = rate
         self._rates = []
-        if self._plan is not None and self.is_last and not self._has_failed:
-            self._did_step = True
-            self._course.stepped(self._plan)
-            if self._scaler is not None:
-                self._scaler.did_skip = False
+        if self._plan is None or not self.is_last or self._has_failed or self._did_step:
+            return
+        # A fused optimizer is called for gradients that are not finite, too, and leaves the step out by itself.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and found_inf.item() > 0:
+            return
+        self._did_step = True
+        self._course.stepped(self._plan)
+        if self._scaler is not None:
+            self._scaler.did_skip = False

@@ -118,10 +118,10 @@ class Teller:
     def verdict(self, verdict: Verdict) -> None:
         if not self._replicas.is_main:
             return
-        log.warning("%s", verdict.message)
+        log.log(logging.WARNING if verdict.kind == "stepped_back" else logging.INFO, "%s", verdict.message)
         figures = {"largest_scale": verdict.largest_scale, "claimed": verdict.claimed, "seen": verdict.seen}
         known = {name: value for name, value in figures.items() if finite(value) is not None}
-        self._journal.write(GuardFired(self._clock(), self.state(), verdict.message, FrozenMap(known)))
+        self._journal.write(GuardFired(self._clock(), self.state(), verdict.message, FrozenMap(known), verdict.kind))
 
     def tuned(self, tuned: Tuned) -> None:
         """A report interval is over."""

@@ -130,15 +130,20 @@ class LearningRateChanged(Entry):
 @register
 @dataclass(frozen=True, slots=True)
 class GuardFired(Entry):
-    """Training makes less progress than its predicted efficiency implies; the agent steps back towards M0."""
+    """Training makes less progress than its predicted efficiency implies; the agent steps back towards M0.
+
+    Or, by its `kind`, what became of an earlier objection: confirmed, withdrawn, eased.
+    """
 
     reason: str
     figures: FrozenMap[str, float] = field(default_factory=FrozenMap)
     """What the guard compared, by name."""
+    kind: str = "stepped_back"
 
     def __post_init__(self) -> None:
         Entry.__post_init__(self)
         checks.text(InvalidSpec, "reason", self.reason)
+        checks.text(InvalidSpec, "kind", self.kind)
         checks.frozen(InvalidSpec, "figures", self.figures)
         for name, value in self.figures.items():
             checks.finite(InvalidSpec, f'figures["{name}"]', value, None)
