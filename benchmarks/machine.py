@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "scipy", "numba", "autograd")
+PACKAGES = ("numpy", "scipy", "numba", "autograd", "torch")
 
 
 def describe() -> dict[str, Any]:

@@ -59,7 +59,7 @@ Spawn = Callable[..., list[Any]]
 
 @pytest.fixture(scope="session")
 def spawn() -> Spawn:
-    """`spawn(function, replicas, *args)`: function(rank, replicas, *args) in that many real processes, their answers."""
+    """`spawn(function, replicas, *args)`: what function(rank, replicas, *args) answers in so many real processes."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(PRELOADED)
 

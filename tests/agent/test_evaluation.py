@@ -234,7 +234,8 @@ def test_the_test_below_knows_every_setting_of_this_torch() -> None:
 def test_a_loader_like_the_users_has_all_its_settings() -> None:
     loader = DataLoader(Numbers(9), batch_size=4, shuffle=True, drop_last=True, **SETTINGS)
     for like in (rebuild(loader, [[1, 2], [3]], loader.dataset), shard_loader(loader, 0, 2)):
-        assert {name: getattr(like, name) for name in SETTINGS} == SETTINGS
+        settings = {name: getattr(like, name) for name in SETTINGS}
+        assert {**settings, "worker_init_fn": like.worker_init_fn.init} == SETTINGS
         assert like.dataset is loader.dataset
     assert shard_loader(loader, 0, 2).batch_size == 4
 

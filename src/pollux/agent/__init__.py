@@ -1,1 +1,1 @@
-"""Inside the job: a PyTorch loop measures itself and tunes its batch size and learning rate. The one room with torch."""
+"""Inside the job: a PyTorch loop measures itself and tunes its batch size and learning rate. The one room of torch."""

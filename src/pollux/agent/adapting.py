@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +47,9 @@ ENOUGH_SAMPLES = 8.0
 
 KEPT_SAMPLES = 64.0
 """Samples that the noise is averaged over at least, however rarely steps are measured."""
+
+LEAST_EVERY = 16
+"""Steps from one measured step to the next at least: where time is spent waiting, its cost looks smaller than it is."""
 
 EARLY_EVERY, EARLY_SAMPLES = 8, 32.0
 """Until so many effective samples are there, measure this often whatever it costs: a few steps, once in a job."""
@@ -122,16 +124,17 @@ class Adapter:
         self.on_batch: Callable[[BatchConfig, BatchConfig, str, Tuned | None], None] = lambda *_: None
         self.on_verdict: Callable[[Verdict], None] = lambda _: None
         self.on_tuned: Callable[[Tuned], None] = lambda _: None
-        self._interval = Interval(budget=options.noise_budget)
+        self._interval = Interval(budget=options.noise_budget, smallest=LEAST_EVERY, start=LEAST_EVERY)
         self._beat_every = 4
         self._steps_since_beat = 0
         self._last_measured_step = -1
+        self._measured_in_vain = 0
         self._was_preconditioned = False
         self._flight: Flight | None = None
         self._factors: tuple[Any, tuple[float, ...]] = (None, ())
         self._next_tuning_s = clock() + options.report_every_s
         self._last_step_s: float | None = None
-        dealer.measuring.every = self._interval.every if meter is not None else 0
+        dealer.measuring.every = self._wanted_interval() if meter is not None else 0
 
     @property
     def limits(self) -> BatchLimits:
@@ -251,9 +254,12 @@ class Adapter:
         if stepper.difference is not None:
             parts, stepper.difference = list(stepper.difference), None
             self._last_measured_step = plan.step
+            self._measured_in_vain = 0
             return (2, scale, steps, True), parts
         if count < 2:
-            self._dealer.measuring.shift += 1
+            # By another number each time: one and the same might go round with the passes.
+            self._measured_in_vain += 1
+            self._dealer.measuring.shift += self._measured_in_vain
             return None, []
         self._last_measured_step = plan.step
         local, total = meter.local(), meter.total()

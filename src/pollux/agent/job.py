@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -80,6 +81,8 @@ class Job:
         self._parts: _Parts | None = None
         self._loaded: Loaded | None = None
         self._resume_from = Place()
+        self._on_resumed: Callable[[], None] | None = None
+        """Called once, where the script comes to the loop that it resumes after an epoch or at the end."""
         self._place = Place()
         self._loops_begun = 0
         self._leave_asked = False
@@ -201,7 +204,7 @@ class Job:
         tensorboard = Path(options.tensorboard) if options.tensorboard else None
         teller = Teller(self._environment, replicas, adapter, dealer, folder, tensorboard, options.seed)
         adapter.save_is_due = lambda: saver.is_due
-        adapter.on_batch, adapter.on_verdict, adapter.on_tuned = teller.batch_changed, teller.verdict, teller.tuned
+        adapter.on_batch, adapter.on_verdict, adapter.on_tuned = teller.batch_changed, teller.verdict, teller.report
         loop.on_heard, loop.on_memory = self._heard, teller.out_of_memory
         loader = TrainingLoader(given.loader, source, loop, iterations)
         return _Parts(
@@ -251,6 +254,9 @@ class Job:
         number = self._loops_begun
         self._loops_begun += 1
         resumed = self._resume_from
+        if number == resumed.loop and self._on_resumed is not None:
+            self._on_resumed()
+            self._on_resumed = None
         if number < resumed.loop or (number == resumed.loop and resumed.is_finished):
             return
         first, start = 0, beginning()
@@ -390,6 +396,7 @@ class Job:
                 "cursor": dataclasses.asdict(made.dealer.committed),
                 "place": dataclasses.asdict(self._place),
                 "random": random_states(self.device),
+                "is_inside": made.loop.is_inside,
                 "seed": self.options.seed,
             },
             "user": {
@@ -414,6 +421,13 @@ class Job:
     def _resume(self, made: _Parts, loaded: Loaded) -> None:
         parts = loaded.parts
         training = parts["training"]
+        if training["seed"] != self.options.seed:
+            raise InvalidSpec(
+                "seed",
+                self.options.seed,
+                f"{loaded.path} was made with seed {training['seed']}, and the order of its samples follows from that",
+                f"Give seed={training['seed']}, or another checkpoint_dir to start afresh",
+            )
         made.given.model.load_state_dict(parts["model"])
         made.given.optimizer.load_state_dict(parts["optimizer"])
         if made.schedule is not None and "scheduler" in parts:
@@ -428,8 +442,12 @@ class Job:
             self._restore_registered(name, holder)
         self._resume_from = Place(**training["place"])
         if self.is_main:
-            states = training["random"]
-            made.loop.on_first_pass = lambda: restore_random_states(states, self.device)
+            restore = functools.partial(restore_random_states, training["random"], self.device)
+            # Where they were taken: making an iterator of a DataLoader draws from them.
+            if training["is_inside"]:
+                made.loop.on_first_pass = restore
+            else:
+                self._on_resumed = restore
 
     def close(self) -> None:
         """Give back threads and connections; called by itself when the script ends."""

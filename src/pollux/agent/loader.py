@@ -133,6 +133,8 @@ class StreamSource:
         log.warning(stream_notice(dataset))
         if loader.num_workers:
             log.warning("num_workers = %d is not used: a stream is read in the training process", loader.num_workers)
+        if loader.drop_last:
+            log.warning("drop_last is not used: where a stream ends shows only with its last sample")
         self.pass_length = options.samples_per_pass
         self._collate = loader.collate_fn
         self._dataset = dataset

@@ -50,9 +50,7 @@ class SamplerOrder(Order):
 
     def __init__(self, sampler: Any, seed: int) -> None:
         if not hasattr(sampler, "__len__"):
-            raise InvalidSpec(
-                "sampler", type(sampler).__name__, "does not say how long a pass is", "Give it a __len__"
-            )
+            raise InvalidSpec("sampler", type(sampler).__name__, "does not say how long a pass is", "Give it a __len__")
         super().__init__(len(sampler), seed, shuffle=False)
         self._sampler = sampler
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
+
+FRAMES_UP = 8
+"""Between an optimizer's hook and the GradScaler that called the optimizer lie fewer."""
 
 
 class StepScaler:
@@ -43,3 +47,15 @@ class StepScaler:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+def is_in_scaler_step() -> bool:
+    """Whether a GradScaler is what called the optimizer: one that nobody told us of can be noticed in no other way."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES_UP):
+        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False

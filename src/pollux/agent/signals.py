@@ -29,7 +29,7 @@ def on_terminate(ask: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not set by Python
 
 
 def outlast_terminate() -> None:

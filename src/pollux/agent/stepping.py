@@ -23,7 +23,7 @@ from pollux.agent.memory import MemoryBound, stand_in
 from pollux.agent.model import ReplicatedModel
 from pollux.agent.noise_meter import NoiseMeter
 from pollux.agent.replicas import Replicas
-from pollux.agent.scaler import StepScaler
+from pollux.agent.scaler import StepScaler, is_in_scaler_step
 from pollux.agent.stopwatch import Stopwatch
 from pollux.errors import LoopMisuse
 
@@ -90,7 +90,7 @@ class Stepper:
         self.is_careful = False
         """Passes of this size were not proven to fit: this step averages gradients by itself, once all have some."""
         self._has_failed = self._is_watched = False
-        self._did_backward = self._did_step = False
+        self._did_backward = self._did_step = self._has_stepped = False
         self.losses: list[tuple[torch.Tensor, int]] = []
         """Mean loss and number of samples of each pass since the agent last took them."""
         self.difference: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
@@ -307,6 +307,8 @@ class Stepper:
                 f" with Job(max_per_gpu_batch_size={max(1, self._plan.per_gpu_batch_size // 2)})."
             )
             raise error
+        if self._has_failed:
+            return  # a later pass of the same step
         self._has_failed = True
         self._clear_gradients()
         gc.collect()
@@ -323,6 +325,11 @@ class Stepper:
             raise LoopMisuse(
                 "optimizer.step was given a closure", "Compute the loss in the loop: closures cannot adapt"
             )
+        if self._scaler is None and not self._has_stepped and is_in_scaler_step():
+            raise LoopMisuse(
+                "the loop uses a GradScaler that job.prepare was not given", "Hand it over with the model and the rest"
+            )
+        self._has_stepped = True
         if not self.is_last or self._has_failed:
             self._show_no_more()
             return

@@ -123,8 +123,10 @@ class Teller:
         known = {name: value for name, value in figures.items() if finite(value) is not None}
         self._journal.write(GuardFired(self._clock(), self.state(), verdict.message, FrozenMap(known), verdict.kind))
 
-    def tuned(self, tuned: Tuned) -> None:
-        """A report interval is over."""
+    def report(self, tuned: Tuned | None) -> None:
+        """A report interval is over, or the job."""
+        if not self._replicas.is_main:
+            return
         adapter = self._adapter
         noise = adapter.noise.noise_scale(adapter.initial_batch_size) if adapter.gradient() else None
         report = AgentReport(
@@ -133,11 +135,11 @@ class Teller:
             sent_at_s=self._clock(),
             state=self.state(),
             profile=adapter.profile(),
-            model=tuned.model,
+            model=tuned.model if tuned is not None else None,
             loss=finite(adapter.loss),
-            throughput=tuned.throughput,
-            efficiency=tuned.efficiency,
-            goodput=tuned.goodput,
+            throughput=tuned.throughput if tuned is not None else None,
+            efficiency=tuned.efficiency if tuned is not None else None,
+            goodput=tuned.goodput if tuned is not None else None,
             noise_scale=finite(noise),
         )
         self._reporter.send(report)
@@ -151,9 +153,11 @@ class Teller:
 
     def finished(self, reason: str) -> None:
         self._journal.write(TrainingFinished(self._clock(), self.state(), reason))
+        self.report(self._adapter.tuned)
 
     def stopped(self, reason: str) -> None:
         self._journal.write(TrainingStopped(self._clock(), self.state(), reason))
+        self.report(self._adapter.tuned)
 
     def close(self) -> None:
         self._journal.close()

@@ -1,0 +1,206 @@
+"""SIGTERM: inside the job's loops it ends at a step with a checkpoint, anywhere else at once. The same under torchrun.
+
+A script runs alone and under torchrun, is ended in the middle of a pass, and started again the other way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.training import Run, delivered, expected, loader_of, network, sgd, train_turn
+
+from pollux.agent.checkpoint import Checkpoints
+from pollux.agent.journal import read_journal
+from pollux.torch import Job
+from pollux.wire import TrainingFinished, TrainingResumed, TrainingStarted, TrainingStopped
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT, PASSES, READY_AT = 600, 3, 20
+PATIENCE_S = 60.0
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+import torch
+from torch.nn import functional
+from pollux.torch import Job
+from tests.agent.training import loader_of, network, sgd
+
+torch.set_num_threads(1)
+folder = Path(sys.argv[1])
+job = Job(adapt=False, checkpoint_dir=folder)
+module = network()
+model, optimizer, loader = job.prepare(module, sgd(module), loader_of({count}, 16, num_workers=1))
+rank = job._replicas.rank
+seen = (folder / f"seen-{{os.getpid()}}-{{rank}}").open("a")
+resumed = job.steps > 0
+try:
+    for _ in job.passes({passes}):
+        for x, y, index in loader:
+            optimizer.zero_grad()
+            job.backward(functional.mse_loss(model(x).squeeze(1), y))
+            optimizer.step()
+            seen.write(json.dumps([job.steps, index.tolist()]) + "\\n")
+            seen.flush()
+            if job.steps == {ready_at} and not resumed:
+                (folder / f"ready-{{rank}}").write_text(str(os.getpid()))
+                while not (folder / "go").exists():
+                    time.sleep(0.01)
+            time.sleep(0.01)
+except SystemExit as leaving:
+    (folder / f"left-{{rank}}").write_text(str(leaving.code))
+    raise
+(folder / f"done-{{rank}}").write_text(str(job.num_replicas))
+"""
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(count=COUNT, passes=PASSES, ready_at=READY_AT))
+    return path
+
+
+@pytest.fixture
+def start(script, tmp_path) -> Iterator:
+    """Start the script on so many replicas; what still runs at the end is killed."""
+    started: list[subprocess.Popen] = []
+    log = (tmp_path / "log").open("wb")
+
+    def run(replicas: int) -> subprocess.Popen:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(replicas)]
+        process = subprocess.Popen(
+            [sys.executable, *(launcher if replicas > 1 else []), str(script), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    log.close()
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None, (path.parent / "log").read_text()
+        assert time.monotonic() < deadline, (path.parent / "log").read_text()
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def runs_of(folder: Path, known: set[Path]) -> list[Run]:
+    """What each replica of the last run saw, by rank."""
+    files = sorted(set(folder.glob("seen-*")) - known, key=lambda path: path.name.rsplit("-", 1)[1])
+    known |= set(files)
+    return [Run(seen=[tuple(json.loads(line)) for line in path.read_text().splitlines()]) for path in files]
+
+
+@pytest.mark.parametrize(("before", "after", "whom"), [(1, 2, "launcher"), (2, 1, "launcher"), (2, 0, "one replica")])
+def test_a_script_that_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_it(tmp_path, start, before, after, whom):
+    known: set[Path] = set()
+    process = start(before)
+    pids = [int(wait_for(tmp_path / f"ready-{rank}", process)) for rank in range(before)]
+    os.kill(pids[-1] if whom == "one replica" else process.pid, signal.SIGTERM)
+    (tmp_path / "go").touch()
+    code = process.wait(PATIENCE_S)
+    assert code == 143 if before == 1 else code != 0
+    # torchrun ends what is left once one has ended: by then the checkpoint must be there.
+    assert (tmp_path / f"left-{before - 1}").read_text() == "143"
+    loaded = Checkpoints(tmp_path).load_latest()
+    assert loaded is not None
+    step = loaded.step
+    assert READY_AT < step < PASSES * 38
+    first = runs_of(tmp_path, known)
+    assert max(run.seen[-1][0] for run in first) == step - 1
+    if after == 0:
+        return
+    process = start(after)
+    assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    assert [(tmp_path / f"done-{rank}").read_text() for rank in range(after)] == [str(after)] * after
+    second = runs_of(tmp_path, known)
+    assert delivered(first) + delivered(second) == expected(COUNT, PASSES)
+    story = [type(entry) for entry in read_journal(tmp_path / "journal.jsonl")]
+    assert story[0] is TrainingStarted
+    assert story[-1] is TrainingFinished
+    assert story.index(TrainingStopped) + 1 == story.index(TrainingResumed)
+
+
+# --- one process, without a script of its own
+
+
+def outside(rank: int, replicas: int) -> None:
+    job = Job(adapt=False)
+    module = network()
+    model, optimizer, loader = job.prepare(module, sgd(module), loader_of(64, 16))
+    for _ in job.passes(1):
+        train_turn(job, model, optimizer, loader, Run(), lambda: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE_S)
+
+
+def twice(rank: int, replicas: int) -> None:
+    job = Job(adapt=False)
+    module = network()
+    model, optimizer, loader = job.prepare(module, sgd(module), loader_of(64, 16))
+
+    def after() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE_S)
+
+    for _ in job.passes(1):
+        train_turn(job, model, optimizer, loader, Run(), after)
+
+
+@pytest.mark.parametrize("function", [outside, twice])
+def test_outside_of_the_loops_and_the_second_time_a_process_ends_at_once(spawn, function):
+    with pytest.raises(AssertionError, match="died without a word"):
+        spawn(function, 1)
+
+
+def leaving(rank: int, replicas: int, folder: str, breaks: bool) -> tuple[object, int, int]:
+    """(exit code, steps, where the handler stands) of a replica that is asked in the last pass of its loop."""
+    job = Job(adapt=False, checkpoint_dir=folder)
+    module = network()
+    model, optimizer, loader = job.prepare(module, sgd(module), loader_of(64, 16))
+    if job.steps:
+        return None, job.steps, 0
+    job._made.adapter._beat_every = 1
+    try:
+        for epoch in job.passes(2):
+            for count, (x, _, _) in enumerate(loader):
+                optimizer.zero_grad()
+                job.backward(model(x).square().mean())
+                optimizer.step()
+                if epoch == 1 and count == 1 and rank == replicas - 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if epoch == 1 and count == 3 and breaks:
+                    break
+    except SystemExit as asked:
+        return asked.code, job.steps, int(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    return "went on", job.steps, 0
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_break_and_the_end_of_the_loop_do_not_swallow_the_signal(spawn, tmp_path, breaks):
+    answers = spawn(leaving, 2, str(tmp_path), breaks)
+    assert {code for code, _, _ in answers} == {143}
+    assert {is_default for _, _, is_default in answers} == {1}
+    (steps,) = {steps for _, steps, _ in answers}
+    assert spawn(leaving, 1, str(tmp_path), breaks) == [(None, steps, 0)]
