@@ -30,7 +30,12 @@ class Outcome:
 
     @property
     def guard_fired(self) -> int:
-        return sum(isinstance(entry, GuardFired) for entry in self.journal)
+        return sum(isinstance(entry, GuardFired) and entry.kind == "stepped_back" for entry in self.journal)
+
+    @property
+    def suspicions(self) -> int:
+        """How often the guard went back to M0 to compare."""
+        return sum(isinstance(entry, GuardFired) and entry.kind == "suspected" for entry in self.journal)
 
     @property
     def batch_changes(self) -> int:

@@ -70,15 +70,15 @@ def test_efficiency_overstated_four_times_is_caught_told_and_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pure_noise = NoiseSample((1e-12,), (1.0,), 1.0)  # a step of 4·M0 claims four iterations and is worth one
-    _, told = train_with_growth(tmp_path, pure_noise, epochs=18)
-    first = told[0]
-    assert first.kind == "stepped_back"
-    assert first.figures["seen"] < 0.5 * first.figures["claimed"]
-    assert first.figures["largest_scale"] == 1.0
-    assert "initial batch size" in caplog.text
+    _, told = train_with_growth(tmp_path, pure_noise, epochs=24)
+    assert [entry.kind for entry in told[:2]] == ["suspected", "stepped_back"]
+    suspected, stepped_back = told[:2]
     entries = read_journal(tmp_path / "journal.jsonl")
-    answer = entries[entries.index(first) + 1]
-    assert answer.state.batch.batch_size == INITIAL
+    assert entries[entries.index(suspected) + 1].state.batch.batch_size == INITIAL
+    for entry in (suspected, stepped_back):
+        assert entry.figures["seen"] < 0.5 * entry.figures["claimed"]
+        assert entry.figures["largest_scale"] == 1.0
+    assert "efficiency was over-stated" in caplog.text
 
 
 def test_a_growth_that_claims_what_it_is_worth_is_left_alone(tmp_path: Path) -> None:

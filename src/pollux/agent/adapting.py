@@ -62,6 +62,8 @@ class Flight:
     pending: Pending
     progress: float
     scale: float
+    rate: float
+    """The user's learning rate."""
     measured: tuple[int, float, int, bool] | None
     """(gradients, M/M0, steps since the last, whether differenced) of the measured step in it."""
 
@@ -235,7 +237,7 @@ class Adapter:
             beat = self._decisions(beat, is_saving)
         vector = pack(beat, torch.cat([loss_sum, *norms]))
         scale = plan.batch_size / self.initial_batch_size
-        self._flight = Flight(self._replicas.sum_async(vector), self.progress, scale, measured)
+        self._flight = Flight(self._replicas.sum_async(vector), self.progress, scale, stepper.learning_rate, measured)
         self._steps_since_beat = 0
 
     def _norms(
@@ -338,7 +340,7 @@ class Adapter:
     def _ask_guard(self, flight: Flight, samples: float) -> None:
         if self.guard is None or self.loss is None or not samples:
             return
-        verdict = self.guard.observe(flight.progress, self.loss, samples, max(flight.scale, 1.0))
+        verdict = self.guard.observe(flight.progress, self.loss, samples, max(flight.scale, 1.0), flight.rate)
         if verdict is None:
             return
         self.on_verdict(verdict)

@@ -8,10 +8,11 @@ the batch must not put a kink into that curve. How it decides:
 2. Falling curves of many shapes (line, logarithm, power laws and exponentials with a floor) are fitted to the
    reference. Those that the bins do not rule out are extended, each no faster than a curve may flatten at its age.
 3. If the loss lies significantly and lastingly above all of them at *half* of the claimed progress, and is not on its
-   way back, or has lost half of all that training had gained, or is not finite, the guard steps back to M0.
-4. Back at M0 it compares how fast the loss falls with how fast it fell in the trial. Clearly faster confirms the
-   objection: after a long stretch the batch may grow again, by a factor of two from trial to trial. Otherwise the curve
-   had just flattened: the objection is withdrawn, and not raised again until progress has doubled.
+   way back, the guard *suspects*: the job goes back to M0 for a stretch, quietly. A curve may bend by itself just then.
+4. At M0 it compares how fast the loss falls with how fast it fell in the trial. Clearly faster: the guard *steps back*,
+   says so, and stays; after a long stretch the batch may grow again, by a factor of two from trial to trial. Otherwise
+   the suspicion is withdrawn, and not raised again until progress has doubled.
+5. A loss that is not finite, or has given back half of all that training had gained, needs no comparison.
 
 What it cannot see: a loss that is flat, falls ever faster, or is drowned in noise; a batch that grew before there was a
 reference (`is_ready`); an error that comes without growth of the batch, or is smaller than about a factor of two. What
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from pollux.errors import InvalidDocument, InvalidSpec
 
 Array: TypeAlias = NDArray[np.float64]
-Kind: TypeAlias = Literal["stepped_back", "confirmed", "withdrawn", "eased"]
+Kind: TypeAlias = Literal["suspected", "stepped_back", "withdrawn", "eased"]
 
 POWERS = np.array([0.5, 1.0, 2.0, 3.0])
 """Exponents of the power laws a + b·p^-α."""
@@ -47,6 +48,9 @@ and must agree with any objection; the long one sees the curvature through more 
 
 NEAR_M0 = 1.05
 """A batch up to this many times M0 counts as M0."""
+
+RATE_STEP = 1.5
+"""A schedule that has changed the learning rate by such a factor has changed the curve, too."""
 
 NOT_YET = -1.0
 """`_Memory.since` before M0 is reached."""
@@ -86,7 +90,7 @@ class GuardOptions:
 class Verdict:
     """What the guard has decided; `largest_scale` holds from now on (inf: no objection).
 
-    stepped_back: it objects. confirmed: M0 did better. withdrawn: no objection any more. eased: the limit has doubled.
+    suspected: M0 is tried, to compare. stepped_back: it objects. withdrawn: it does not. eased: the limit has doubled.
     `claimed` and `seen` are M0-iterations in the trial: as claimed, and as the loss shows.
     """
 
@@ -118,7 +122,7 @@ class Trial(NamedTuple):
 
 @dataclass(slots=True)
 class _Memory:
-    phase: str = "watching"  # comparing: at M0 after an objection; holding: at M0, the objection is confirmed
+    phase: str = "watching"  # comparing: at M0 on suspicion; holding: at M0, the suspicion has proved true
     largest_scale: float = math.inf
     progress: float = 0.0  # at the last observation
     bins: list[Bin] = field(default_factory=list)
@@ -127,6 +131,7 @@ class _Memory:
     top: float = -math.inf  # the highest loss of a bin
     trials: list[Trial] = field(default_factory=list)
     scale: float = 1.0  # that later growth is measured from
+    rate: float = 1.0  # the learning rate that trials and comparisons began with
     blamed: float = 1.0  # the scale of the last objection
     length: float = 0.0  # of the trial that was objected to
     fall: tuple[float, float] = (0.0, 0.0)  # how fast the loss fell in it, and the variance of that
@@ -152,11 +157,12 @@ class ConvergenceGuard:
         """Whether there is a reference: growth of the batch before that cannot be judged."""
         return len(self._memory.bins) >= self.options.least_bins
 
-    def observe(self, progress: float, loss: float, weight: float, scale: float) -> Verdict | None:
+    def observe(self, progress: float, loss: float, weight: float, scale: float, rate: float = 1.0) -> Verdict | None:
         """Take in the mean loss over the `weight` samples since the last call, at B/M0 = `scale`.
 
-        `progress` is what the efficiency model claims so far, in M0-iterations. An observation without progress or
-        samples is ignored; so is a loss that is not finite, at M0.
+        `progress` is what the efficiency model claims so far, in M0-iterations; `rate` is the learning rate that the
+        user's schedule says. An observation without progress or samples is ignored; so is a loss that is not finite,
+        at M0.
         """
         memory = self._memory
         progress, loss, weight, scale = float(progress), float(loss), float(weight), float(scale)  # not NumPy's: JSON
@@ -164,6 +170,10 @@ class ConvergenceGuard:
             return self._not_finite(scale) if scale > NEAR_M0 and memory.phase == "watching" else None
         if not progress > memory.progress or not weight > 0:
             return None
+        if rate > 0 and not 1 / RATE_STEP < rate / memory.rate < RATE_STEP:
+            memory.rate, memory.trials = float(rate), []  # what came before and what comes now are two curves
+            if memory.phase == "comparing":
+                return self._withdraw("The schedule changed the learning rate: nothing to compare with any more.")
         self._follow(scale)
         memory.open = _merge(memory.open, Bin((memory.progress + progress) / 2, loss, weight))
         memory.progress = progress
@@ -248,12 +258,12 @@ class ConvergenceGuard:
             before, after = bins[bins[:, 0] <= trial.start], bins[bins[:, 0] > trial.start]
             short, long = (Curves(before, trial.start, reach, options) for reach in REACHES)
             if short.are_lost(after, memory.top):
-                return self._step_back(trial, short.recent(after), 0.0)
+                return self._go_back(trial, short.recent(after), 0.0, "stepped_back")
             sigmas = short.significance(after)
             if sigmas > 0:
                 sigmas = max(sigmas, long.significance(after))
             if memory.progress >= memory.until and sigmas > options.sigmas:
-                return self._step_back(trial, short.recent(after), short.seen(after))
+                return self._go_back(trial, short.recent(after), short.seen(after), "suspected")
         over = [
             trial
             for trial in memory.trials
@@ -263,7 +273,7 @@ class ConvergenceGuard:
         memory.trials = [trial for trial in memory.trials if trial not in over]
         return self._ease() if over and not math.isinf(memory.largest_scale) else None
 
-    def _step_back(self, trial: Trial, recent: Array, ratio: float) -> Verdict:
+    def _go_back(self, trial: Trial, recent: Array, ratio: float, kind: Kind) -> Verdict:
         memory = self._memory
         claimed = memory.progress - trial.start
         memory.phase, memory.since, memory.largest_scale = "comparing", NOT_YET, 1.0
@@ -274,7 +284,7 @@ class ConvergenceGuard:
             f"size: {claimed:.0f} iterations of progress were claimed, the loss shows {ratio * claimed:.0f}. "
             "Going back to the initial batch size to compare."
         )
-        return Verdict("stepped_back", 1.0, claimed, ratio * claimed, message)
+        return Verdict(kind, 1.0, claimed, ratio * claimed, message)
 
     def _not_finite(self, scale: float) -> Verdict:
         memory = self._memory
@@ -286,32 +296,32 @@ class ConvergenceGuard:
         return Verdict("stepped_back", 1.0, claimed, 0.0, message)
 
     def _compare(self) -> Verdict | None:
-        """At M0 after an objection: does the loss fall clearly faster than it did in the trial?"""
+        """At M0 on suspicion: does the loss fall clearly faster than it did in the trial?"""
         memory, options = self._memory, self.options
         bins = np.array([item for item in memory.bins if item.progress > memory.since * (1 + options.settling)])
         if memory.since == NOT_YET or len(bins) < 2 * options.lasting:
             return None
-        (now, now_variance), (then, then_variance) = fall(bins), memory.fall
+        (now, now_variance), (then, then_variance) = Curves(bins, memory.since, 1.0, options).fall(), memory.fall
         # Between "no faster" and the 1/least_ratio that was objected to, on a scale of ratios.
         factor = 1 / math.sqrt(options.least_ratio)
         excess = (now - factor * max(then, 0.0)) / math.sqrt(now_variance + factor**2 * then_variance + 1e-300)
-        is_over = memory.progress >= memory.until
         seen = memory.length * min(1.0, max(0.0, then / now)) if now > 0 else memory.length
-        if excess > (1.0 if is_over else 3.0):
+        if excess > options.sigmas:
             self._start_holding()
             times = f"{now / then:.2g} times" if then > 0 else "many times"
             message = (
                 f"At the initial batch size the loss falls {times} as fast per iteration as at {memory.blamed:.3g} "
                 f"times that size: efficiency was over-stated. Staying there until progress {memory.until:.0f}."
             )
-            return Verdict("confirmed", 1.0, memory.length, seen, message)
-        if not is_over:
+            return Verdict("stepped_back", 1.0, memory.length, seen, message)
+        if memory.progress < memory.until:
             return None
+        return self._withdraw("At the initial batch size the loss falls no faster: its curve had flattened.")
+
+    def _withdraw(self, why: str) -> Verdict:
+        memory = self._memory
         memory.phase, memory.largest_scale, memory.until = "watching", math.inf, 2 * memory.progress
-        message = (
-            "At the initial batch size the loss falls no faster: its curve had flattened. The batch may grow again."
-        )
-        return Verdict("withdrawn", math.inf, memory.length, seen, message)
+        return Verdict("withdrawn", math.inf, memory.length, memory.length, f"{why} The batch may grow again.")
 
     def _start_holding(self) -> None:
         memory = self._memory
@@ -364,6 +374,17 @@ class Curves:
         """[u] the loss by the shape that fits best."""
         curve: Array = self.a + self.b[self.best] * (shapes(u)[self.best] - self.centre[self.best])
         return curve
+
+    def fall(self) -> tuple[float, float]:
+        """How much the loss falls per iteration at `start`, and the variance of that; cautiously.
+
+        Bins lie beyond the start, where the curve may have flattened already: of the shapes that they do not rule
+        out, the one that falls least there.
+        """
+        rates = -self.b * slopes() / self.start
+        rates[self.unlikely > self.options.sigmas] = np.inf
+        least = int(rates.argmin())
+        return float(rates[least]), float(self.variance / self.spread[least] * (slopes()[least] / self.start) ** 2)
 
     def recent(self, after: Array) -> Array:
         """The later half of the trial, without its settling."""

@@ -106,6 +106,11 @@ class Stepper:
         """The optimizer has stepped on this plan, whatever the rest of the loop's body does."""
         return self.is_last and self._did_step
 
+    @property
+    def learning_rate(self) -> float:
+        """What the user's schedule says for the first parameter group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
     def begin_pass(self, plan: StepPlan, index: int) -> None:
         """The loader is about to hand out a micro-batch: pass `index` of the step."""
         self._show_no_more()

@@ -132,7 +132,7 @@ class LearningRateChanged(Entry):
 class GuardFired(Entry):
     """Training makes less progress than its predicted efficiency implies; the agent steps back towards M0.
 
-    Or, by its `kind`, what became of an earlier objection: confirmed, withdrawn, eased.
+    By its `kind`: stepped_back; or what comes before and after, suspected (M0 is tried, to compare), withdrawn, eased.
     """
 
     reason: str
