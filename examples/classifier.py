@@ -60,6 +60,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     scheduler = CosineAnnealingLR(optimizer, T_max=args.epochs)
 
+    accuracy = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in range(args.epochs):
         for images, labels in train_loader:

@@ -65,6 +65,7 @@ def main() -> None:
     scheduler = CosineAnnealingLR(optimizer, T_max=args.epochs)
     model, optimizer, train_loader, scheduler = job.prepare(model, optimizer, train_loader, scheduler)
 
+    accuracy = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in job.epochs(args.epochs):
         for images, labels in train_loader:

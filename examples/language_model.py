@@ -86,6 +86,7 @@ def main() -> None:
     total = args.epochs * len(train_loader)
     scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step / total))
 
+    loss = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in range(args.epochs):
         for (windows,) in train_loader:

@@ -92,6 +92,7 @@ def main() -> None:
     scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step / total))
     model, optimizer, train_loader, scheduler = job.prepare(model, optimizer, train_loader, scheduler)
 
+    loss = evaluate(model, test_loader, job.average("validation loss"))
     start, steps = time.process_time(), 0
     for epoch in job.epochs(args.epochs):
         for (windows,) in train_loader:

@@ -71,6 +71,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.4)
 
+    hit_rate = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in range(args.epochs):
         for user, items in train_loader:

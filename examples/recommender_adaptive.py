@@ -76,6 +76,7 @@ def main() -> None:
     scheduler = StepLR(optimizer, step_size=1, gamma=0.4)
     model, optimizer, train_loader, scheduler = job.prepare(model, optimizer, train_loader, scheduler)
 
+    hit_rate = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in job.epochs(args.epochs):
         for user, items in train_loader:

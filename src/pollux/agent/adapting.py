@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +32,6 @@ from pollux.agent.tuner import Measured, Tuned, Tuner
 from pollux.core import BatchLimits, GradientStats, Profile, Progress
 from pollux.goodput import gain
 from pollux.goodput.noise import NoiseAverage
-
-log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 """Wanted time between beats: how long a signal, a decision or a due checkpoint may wait."""
@@ -91,7 +88,7 @@ class Adapter:
         stopwatch: Stopwatch,
         *,
         meter: NoiseMeter | None,
-        num_groups: int,
+        param_groups: Sized,
         rule: ScalingRule,
         iterations_per_epoch: float,
         tuner: Tuner | None,
@@ -103,7 +100,7 @@ class Adapter:
         self._memory = memory
         self._stopwatch = stopwatch
         self._meter = meter
-        self._num_groups = num_groups
+        self._param_groups = param_groups
         self._rule = rule
         self._iterations_per_epoch = iterations_per_epoch
         self._tuner = tuner
@@ -127,7 +124,7 @@ class Adapter:
         self.on_verdict: Callable[[Verdict], None] = lambda _: None
         self.on_tuned: Callable[[Tuned], None] = lambda _: None
         self._interval = Interval(budget=options.noise_budget, smallest=LEAST_EVERY, start=LEAST_EVERY)
-        self._beat_every = 4
+        self._beat_every = 1
         self._steps_since_beat = 0
         self._last_measured_step = -1
         self._measured_in_vain = 0
@@ -154,16 +151,16 @@ class Adapter:
 
     def factors_of(self, batch_size: int) -> tuple[float, ...]:
         """The same for a step of so many samples."""
-        scale = max(batch_size / self.initial_batch_size, 1.0)
+        scale, num_groups = max(batch_size / self.initial_batch_size, 1.0), len(self._param_groups)
         if scale == 1.0:
-            return (1.0,) * self._num_groups
+            return (1.0,) * num_groups
         # Between two beats only progress moves, and by little.
-        known = (scale, self._flight)
+        known = (scale, num_groups, self._flight)
         if self._factors[0] != known:
             scaling = Scaling(
                 scale=scale,
                 noise=self._trusted,
-                num_groups=self._num_groups,
+                num_groups=num_groups,
                 progress=self.progress,
                 iterations_per_epoch=self._iterations_per_epoch,
                 initial_batch_size=self.initial_batch_size,
@@ -187,7 +184,8 @@ class Adapter:
         """A step is over and committed; says what the job must do before the next."""
         self._steps_since_beat += 1
         self._time_step(plan)
-        if not plan.is_measured and self._steps_since_beat < self._beat_every:
+        is_urgent = self._replicas.size == 1 and (self.wants_leave or self.wants_stop)
+        if not plan.is_measured and self._steps_since_beat < self._beat_every and not is_urgent:
             return Heard.NOTHING
         return self._beat(plan, stepper)
 
@@ -215,6 +213,8 @@ class Adapter:
     def _beat(self, plan: StepPlan, stepper: Stepper) -> Heard:
         heard = self._read()
         self._send(plan, stepper, is_saving=Heard.SAVE in heard)
+        if self._replicas.size == 1 and (self.wants_leave or self.wants_stop):
+            heard |= self._read()  # nobody to wait for
         return heard
 
     def settle(self) -> Heard:

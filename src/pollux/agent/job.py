@@ -39,8 +39,9 @@ from pollux.agent.replicas import Replicas
 from pollux.agent.rules import default_rule, rule_named
 from pollux.agent.saving import Saver, random_states, restore_random_states
 from pollux.agent.scaler import StepScaler
-from pollux.agent.schedule import ProgressSchedule
+from pollux.agent.schedule import ProgressSchedule, Turn
 from pollux.agent.signals import EXIT_CODE, on_terminate
+from pollux.agent.snapshot import checked
 from pollux.agent.stepping import Stepper
 from pollux.agent.stopwatch import CudaClock, HostClock, Stopwatch
 from pollux.agent.telling import Teller
@@ -87,6 +88,7 @@ class Job:
         self._loops_begun = 0
         self._leave_asked = False
         self._is_closed = False
+        self._stop_reason = ""
         atexit.register(self.close)
 
     # What the script may ask
@@ -180,7 +182,7 @@ class Job:
             memory,
             stopwatch,
             meter=meter,
-            num_groups=len(given.optimizer.param_groups),
+            param_groups=given.optimizer.param_groups,
             rule=rule,
             iterations_per_epoch=iterations or 1,
             tuner=tuner,
@@ -195,10 +197,11 @@ class Job:
             meter=meter,
             splits=dealer.measuring.splits,
             scaler=scaler,
+            has_schedule=given.scheduler is not None,
             course=adapter,
         )
         loop = TrainingLoop(dealer, stepper, adapter, stopwatch, replicas)
-        schedule = ProgressSchedule(given.scheduler, self._progress_in_loop) if given.scheduler is not None else None
+        schedule = ProgressSchedule(given.scheduler, self._turn) if given.scheduler is not None else None
         folder = Path(options.checkpoint_dir) if options.checkpoint_dir else self._environment.checkpoint_dir
         saver = Saver(folder, options.keep_checkpoints, options.checkpoint_every_s, replicas)
         tensorboard = Path(options.tensorboard) if options.tensorboard else None
@@ -257,12 +260,18 @@ class Job:
         if number == resumed.loop and self._on_resumed is not None:
             self._on_resumed()
             self._on_resumed = None
-        if number < resumed.loop or (number == resumed.loop and resumed.is_finished):
+        if number < resumed.loop:
+            return
+        if number == resumed.loop and resumed.is_finished and resumed.epoch >= count:
+            if self.is_main:
+                log.warning("this loop of %d epochs has ended before: give more, or another checkpoint_dir", count)
             return
         first, start = 0, beginning()
         if number == resumed.loop and self._loaded is not None:
             first, start = resumed.epoch, resumed.start
         made.loop.is_stopped = False
+        if made.saver.is_on:
+            checked(self.state, 'user["state"]')  # better now than with the first checkpoint
         try:
             with on_terminate(self._ask_leave):
                 for epoch in range(first, count):
@@ -277,7 +286,7 @@ class Job:
                     self._agree_to_go_on()
                     if made.loop.is_stopped:
                         break
-            self._finish_loop(number)
+            self._finish_loop(Place(number, count if made.loop.is_stopped else max(first, count), start, True))
         finally:  # also after a break of the script's
             made.loop.goal = None
             made.adapter.wants_stop = False
@@ -294,8 +303,6 @@ class Job:
             made.adapter.wants_stop = True
         else:
             made.loop.is_stopped = True
-
-    _stop_reason = ""
 
     # Evaluation, metrics, state
 
@@ -323,17 +330,21 @@ class Job:
             holder.load_state_dict(self._loaded.parts["user"]["registered"][name])
 
     def save(self) -> None:
-        """Have a checkpoint written at the next opportunity, on all replicas' behalf."""
+        """Have a checkpoint written at the next opportunity; the first replica's call counts."""
+        if not self._made.saver.is_on:
+            raise LoopMisuse("job.save was called, and there is no folder to save to", "Give Job(checkpoint_dir=…)")
         self._made.adapter.wants_save = True
 
     # Inside
 
-    def _progress_in_loop(self) -> float | None:
+    def _turn(self) -> Turn | None:
+        """For the schedule: the turn of the loop over the loader that runs; its progress ends where the loop does."""
         made = self._made
         if not made.loop.is_inside:
             return None
         total = made.adapter.total_progress
-        return made.adapter.progress if total is None else min(made.adapter.progress, total)
+        progress = made.adapter.progress if total is None else min(made.adapter.progress, total)
+        return made.loop.turn._replace(progress=progress)
 
     def _heard(self, heard: Heard) -> None:
         made = self._made
@@ -357,7 +368,8 @@ class Job:
     def _agree_to_go_on(self) -> None:
         """Between epochs; every replica comes by here, so that what one was asked all do."""
         loop = self._made.loop
-        asked = torch.tensor([self._leave_asked, loop.is_stopped], dtype=torch.float64, device=self._replicas.device)
+        is_stopped = loop.is_stopped or self._made.adapter.wants_stop
+        asked = torch.tensor([self._leave_asked, is_stopped], dtype=torch.float64, device=self._replicas.device)
         leave, stop = self._replicas.sum(asked).tolist()
         loop.is_stopped = stop > 0
         if leave > 0:
@@ -373,10 +385,10 @@ class Job:
         self.close()
         raise SystemExit(EXIT_CODE)
 
-    def _finish_loop(self, number: int) -> None:
+    def _finish_loop(self, place: Place) -> None:
         made = self._made
         made.adapter.settle()
-        self._place = Place(number, is_finished=True)
+        self._place = place
         if made.saver.is_on:
             self._save(wait=True)
             made.teller.checkpoint(made.saver.last_path)
@@ -398,6 +410,9 @@ class Job:
                 "random": random_states(self.device),
                 "is_inside": made.loop.is_inside,
                 "seed": self.options.seed,
+                "initial_batch_size": made.adapter.initial_batch_size,
+                "pass_length": made.dealer.pass_length,
+                "turn": made.loop.turn.number,
             },
             "user": {
                 "averages": averages,
@@ -421,13 +436,11 @@ class Job:
     def _resume(self, made: _Parts, loaded: Loaded) -> None:
         parts = loaded.parts
         training = parts["training"]
-        if training["seed"] != self.options.seed:
-            raise InvalidSpec(
-                "seed",
-                self.options.seed,
-                f"{loaded.path} was made with seed {training['seed']}, and the order of its samples follows from that",
-                f"Give seed={training['seed']}, or another checkpoint_dir to start afresh",
-            )
+        _check_same(loaded.path, "seed", training["seed"], self.options.seed)
+        initial_batch_size = made.adapter.initial_batch_size
+        _check_same(loaded.path, "initial_batch_size", training["initial_batch_size"], initial_batch_size)
+        _check_same(loaded.path, "pass_length", training["pass_length"], made.dealer.pass_length)
+        made.loop.turn = made.loop.turn._replace(number=training["turn"])
         made.given.model.load_state_dict(parts["model"])
         made.given.optimizer.load_state_dict(parts["optimizer"])
         if made.schedule is not None and "scheduler" in parts:
@@ -461,6 +474,16 @@ class Job:
             self._parts.saver.close()
             self._parts.teller.close()
         self._replicas.leave()
+
+
+def _check_same(path: Path, name: str, saved: object, given: object) -> None:
+    if saved != given:
+        raise InvalidSpec(
+            name,
+            given,
+            f"{path} was made with {saved!r}, and progress and the order of samples follow from that",
+            f"Use {saved!r} again, or another checkpoint_dir to start afresh",
+        )
 
 
 @dataclass(frozen=True, slots=True)

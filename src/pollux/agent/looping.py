@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pollux.agent.adapting import Adapter, Heard
 from pollux.agent.batching import BatchConfig
 from pollux.agent.dealing import Dealer, StepPlan
 from pollux.agent.replicas import Replicas
+from pollux.agent.schedule import Turn
 from pollux.agent.stepping import Outcome, Stepper
 from pollux.agent.stopwatch import Stopwatch
 from pollux.errors import LoopMisuse
 
-log = logging.getLogger(__name__)
-
 ROUNDING = 1e-6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """When one turn of the user's loop over the loader ends: at a progress, or at the end of a pass."""
 
-    def __init__(self, *, progress: float | None = None, pass_index: int | None = None) -> None:
-        self.progress = progress
-        self.pass_index = pass_index
+    progress: float | None = None
+    pass_index: int | None = None
 
     def is_reached(self, progress: float, pass_index: int) -> bool:
         if self.progress is not None:
@@ -45,6 +44,8 @@ class TrainingLoop:
         self._replicas = replicas
         self.goal: Goal | None = None
         self.is_inside = False
+        self.turn = Turn(-1, 0.0, 0.0)
+        """The last turn of the loop over the loader, as of its start."""
         self.is_stopped = False
         self.is_cut_short = False
         """The script has left the loop over the loader by a break, and its last step is being counted."""
@@ -65,6 +66,8 @@ class TrainingLoop:
                 "Finish one loop before the next; give job.shard(DataLoader(…)) a loader of its own",
             )
         self.is_inside = True
+        self.turn = Turn(self.turn.number + 1, self._adapter.progress, self._adapter.progress)
+        self.stepper.check_model()
         self._stopwatch.interrupt()
 
     def leave(self) -> None:

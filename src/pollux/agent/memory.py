@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pollux.agent.batching import narrowed
 from pollux.agent.model import batch_dependent_layers
 from pollux.core import BatchLimits
 from pollux.errors import LoopMisuse
-
-log = logging.getLogger(__name__)
 
 TRIED_STEPS = 3
 """So many steps of a new size must have succeeded before it counts as fitting."""
@@ -67,7 +62,7 @@ def stand_in(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     The training loop goes on with them to the end of its body; their loss is about right, their backward is left out.
     """
     # Batch normalisation refuses a part of one sample, and would count samples that come again.
-    unmixed = batch_dependent_layers(module)
+    unmixed = [layer for layer in batch_dependent_layers(module) if layer.training]
     for layer in unmixed:
         layer.eval()
     try:
@@ -80,7 +75,7 @@ def stand_in(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 def _in_parts(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, _ = tree_flatten((args, kwargs))
     sizes = [leaf.size(0) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
-    with torch.no_grad(), _statistics_kept(module):
+    with torch.no_grad():
         if not sizes:
             return module(*args, **kwargs)
         size = sizes[0]
@@ -99,19 +94,6 @@ def _hopeless(samples: int) -> LoopMisuse:
         f"out of memory with {samples} sample{'s' * (samples > 1)} in a pass, the fewest allowed",
         "Use a smaller model or a larger device",
     )
-
-
-@contextlib.contextmanager
-def _statistics_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Batch normalisation by running statistics: those must not move, and a single sample has no variance."""
-    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.training]
-    try:
-        for layer in layers:
-            layer.training = False
-        yield
-    finally:
-        for layer in layers:
-            layer.training = True
 
 
 def _part(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], size: int, part: slice) -> Any:

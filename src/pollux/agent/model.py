@@ -15,9 +15,9 @@ from pollux.agent.replicas import Replicas
 class ReplicatedModel(nn.Module):
     """The user's module, through DistributedDataParallel where there are several replicas.
 
-    In evaluation mode, or without gradients, the bare module runs: replicas may then run it a different number of
-    times. Names in `state_dict` and `named_parameters` are the bare module's, and so is every attribute that is not
-    found here.
+    Outside of the passes of a step, or without gradients, the bare module runs: in evaluation replicas may run it a
+    different number of times. Names in `state_dict` and `named_parameters` are the bare module's, and so is every
+    attribute that is not found here.
     """
 
     def __init__(self, module: nn.Module, ddp_options: Mapping[str, Any]) -> None:
@@ -26,11 +26,16 @@ class ReplicatedModel(nn.Module):
         self.training = module.training
         self.on_failure: Callable[[BaseException, tuple[Any, ...], dict[str, Any]], Any] | None = None
         """Answers for a forward that ran out of memory, or raises."""
+        self.is_in_pass = False
+        """Set by the agent while the body of the training loop runs."""
+        self.did_forward = False
+        """Whether DDP has seen a forward in this pass: only then does it average the gradients."""
         self._ddp: tuple[DistributedDataParallel, ...] = ()  # in a tuple, so that it is not a submodule
         self._ddp_options = dict(ddp_options)
 
     def connect(self, replicas: Replicas) -> None:
         """Join these replicas: all start from the weights of the first."""
+        self._trained = self._trainable()
         if replicas.size == 1:
             self._ddp = ()
             return
@@ -39,6 +44,14 @@ class ReplicatedModel(nn.Module):
             DistributedDataParallel(self.module, process_group=replicas.group, **{**options, **self._ddp_options}),
         )
 
+    def reconnect(self, replicas: Replicas) -> None:
+        """Join anew if parameters were frozen or unfrozen: DDP averages those that it found trainable."""
+        if self._ddp and self._trainable() != self._trained:
+            self.connect(replicas)
+
+    def _trainable(self) -> tuple[bool, ...]:
+        return tuple(parameter.requires_grad for parameter in self.module.parameters())
+
     def synchronise(self, is_wanted: bool) -> None:
         """Whether the next forward and backward average gradients over the replicas."""
         for ddp in self._ddp:
@@ -46,7 +59,8 @@ class ReplicatedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if self._ddp and self.training and torch.is_grad_enabled():
+            if self._ddp and self.is_in_pass and torch.is_grad_enabled():
+                self.did_forward = True
                 return self._ddp[0](*args, **kwargs)
             return self.module(*args, **kwargs)
         except torch.OutOfMemoryError as error:
@@ -58,6 +72,10 @@ class ReplicatedModel(nn.Module):
                 ddp.require_forward_param_sync = ddp.require_backward_grad_sync
         # Outside the handler: the traceback would keep the activations alive.
         return self.on_failure(failed.with_traceback(None), args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies of the model (an average of weights, a file) are not part of the training."""
+        return {**self.__dict__, "on_failure": None, "_ddp": (), "is_in_pass": False}
 
     def train(self, mode: bool = True) -> ReplicatedModel:
         self.training = mode
@@ -86,6 +104,5 @@ class ReplicatedModel(nn.Module):
 
 
 def batch_dependent_layers(module: nn.Module) -> list[nn.Module]:
-    """Layers to which half a batch shows other statistics than the whole: batch normalisation in training mode."""
-    kind = nn.modules.batchnorm._BatchNorm
-    return [layer for layer in module.modules() if isinstance(layer, kind) and layer.training]
+    """Layers to which half a batch shows other statistics than the whole: batch normalisation, in whichever mode."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]

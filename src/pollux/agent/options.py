@@ -75,6 +75,16 @@ class Options:
         checks.whole(InvalidSpec, "seed", self.seed, 0)
         for name in ("adapt", "guard", "measure_noise"):
             checks.flag(InvalidSpec, name, getattr(self, name))
+        for name in ("batch_dependent", "sample_randomness"):
+            if getattr(self, name) is not None:
+                checks.flag(InvalidSpec, name, getattr(self, name))
+        for name in ("checkpoint_dir", "tensorboard"):
+            if not isinstance(getattr(self, name), str | Path | None):
+                raise InvalidSpec(name, getattr(self, name), "not a path", "Give the path of a folder")
+        if not isinstance(self.ddp, Mapping):
+            raise InvalidSpec("ddp", self.ddp, "not a dictionary", 'Give for instance {"bucket_cap_mb": 50}')
+        if self.ddp.get("static_graph"):
+            raise InvalidSpec("ddp", dict(self.ddp), "static_graph rules out accumulation", "Leave static_graph out")
         checks.finite(InvalidSpec, "hysteresis", self.hysteresis, 1)
         checks.finite(InvalidSpec, "noise_window", self.noise_window, 1, above=True)
         for name in ("noise_budget", "report_every_s", "checkpoint_every_s"):
@@ -95,4 +105,6 @@ class Options:
                 "Raise it, or lower the batch_size of the DataLoader: Pollux starts there and never goes below",
             )
         per_gpu = min(self.max_per_gpu_batch_size or largest, largest)
-        return BatchLimits(initial_batch_size, largest, min(self.min_per_gpu_batch_size, per_gpu), per_gpu)
+        # Alone a job starts at M0 whatever the least is, and without adaptation it stays there.
+        least = min(self.min_per_gpu_batch_size, per_gpu, initial_batch_size) if self.adapt else 1
+        return BatchLimits(initial_batch_size, largest, least, per_gpu)

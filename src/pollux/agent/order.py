@@ -53,6 +53,13 @@ class SamplerOrder(Order):
             raise InvalidSpec("sampler", type(sampler).__name__, "does not say how long a pass is", "Give it a __len__")
         super().__init__(len(sampler), seed, shuffle=False)
         self._sampler = sampler
+        if not np.array_equal(self.make(0), self.make(0)):
+            raise InvalidSpec(
+                "sampler",
+                type(sampler).__name__,
+                "draws from a random source of its own, so that no pass could be repeated or shared",
+                "Draw from its `generator` (a torch.Generator) or from the global sources of torch, numpy or random",
+            )
 
     def make(self, pass_index: int) -> NDArray[np.int64]:
         if hasattr(self._sampler, "set_epoch"):

@@ -38,6 +38,8 @@ def sort_out(objects: tuple[Any, ...]) -> Prepared:
     """One of each kind, in any order; raises for what is missing, double or unknown."""
     found: dict[str, Any] = {}
     for item in objects:
+        if item is None:
+            continue  # an optional schedule or scaler that this run does without
         name = next((name for name, kind in KINDS.items() if isinstance(item, kind)), None)
         if name is None:
             raise InvalidSpec(
@@ -51,7 +53,7 @@ def sort_out(objects: tuple[Any, ...]) -> Prepared:
                 "prepare",
                 type(item).__name__,
                 f"a second {name}",
-                "Put several models into one nn.Module; a job has one optimizer and one training loader",
+                "Put models into one nn.Module, schedules into one SequentialLR; evaluate with job.shard(loader)",
             )
         found[name] = item
     for name in ("model", "optimizer", "loader"):

@@ -5,7 +5,6 @@ With one replica no process group is made at all. Which backend: NCCL where the 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +15,6 @@ from pollux.core import Shape
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
-
-log = logging.getLogger(__name__)
 
 
 class Pending:
@@ -88,6 +85,8 @@ class Replicas:
             if gradient.is_sparse:
                 self.sum(gradient).div_(self.size)
         dense = [gradient for gradient in gradients if not gradient.is_sparse]
+        if not dense:
+            return
         flat = torch.cat([gradient.reshape(-1) for gradient in dense])
         self.sum(flat).div_(self.size)
         for gradient, part in zip(dense, torch.split(flat, [gradient.numel() for gradient in dense]), strict=True):

@@ -1,8 +1,9 @@
 """When a checkpoint is due, what is in it, and what a resumed job takes from it.
 
-model.pt, optimizer.pt, scheduler.pt, scaler.pt     the state_dicts of the user's objects, under the user's names
-training.pt                                         cursor, progress, noise, batch size, profile, random states
-user.pt                                             averages, registered objects, job.state
+model.pt, optimizer.pt, scaler.pt     the state_dicts of the user's objects
+scheduler.pt                          the schedule's under "inner", and how far it has counted
+training.pt                           cursor, progress, noise, batch size, profile, random states
+user.pt                               averages, registered objects, job.state
 """
 
 from __future__ import annotations

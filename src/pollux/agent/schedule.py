@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 ROUNDING = 1e-6
 
@@ -16,35 +16,54 @@ class Schedule(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
+class Turn(NamedTuple):
+    """The loop over the loader that runs: the how-many-eth, the progress at its start, and by now."""
+
+    number: int
+    start: float
+    progress: float
+
+
 class ProgressSchedule:
     """The user's scheduler as the training loop holds it; what is not here is the scheduler's own.
 
     Called once an iteration, inside the loop over the loader, it takes as many steps as iterations of M0 have been
     completed: none on accumulation passes, several after a large batch, and one at most where the call brings a value
-    (a metric, a position). Called once an epoch it is passed on: epochs are statistical already.
+    (a metric, a position). Iterations count from the first such call on, and anew after a turn of the loop without
+    one. Called once an epoch it is passed on: epochs are statistical already.
     """
 
-    def __init__(self, inner: Schedule, progress: Callable[[], float | None]) -> None:
+    def __init__(self, inner: Schedule, turn: Callable[[], Turn | None]) -> None:
         self.inner = inner
-        self._progress = progress
-        self._steps_in_loop = 0
+        self._turn = turn
+        self._last_turn = -1
+        self._counted = 0
+        """Whole iterations that the schedule has heard of."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        done = self._progress()
-        if done is None:
+        turn = self._turn()
+        if turn is None:
             return self.inner.step(*args, **kwargs)
-        due = int(done + ROUNDING) - self._steps_in_loop
+        if not self._last_turn <= turn.number <= self._last_turn + 1:
+            self._counted = int(turn.start + ROUNDING)
+        self._last_turn = turn.number
+        due = int(turn.progress + ROUNDING) - self._counted
         for _ in range(min(due, 1) if args or kwargs else due):
             self.inner.step(*args, **kwargs)
-        self._steps_in_loop += max(due, 0)
+        self._counted += max(due, 0)
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict(), "steps_in_loop": self._steps_in_loop}
+        return {"inner": self.inner.state_dict(), "last_turn": self._last_turn, "counted": self._counted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
-        self._steps_in_loop = state["steps_in_loop"]
+        self._last_turn, self._counted = state["last_turn"], state["counted"]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+def is_scheduled(optimizer: Any) -> bool:
+    """Whether a scheduler of torch was made for this optimizer: they mark its `step`."""
+    return bool(getattr(optimizer.step, "_wrapped_by_lr_sched", False))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import gc
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -24,10 +23,9 @@ from pollux.agent.model import ReplicatedModel
 from pollux.agent.noise_meter import NoiseMeter
 from pollux.agent.replicas import Replicas
 from pollux.agent.scaler import StepScaler, is_in_scaler_step
+from pollux.agent.schedule import is_scheduled
 from pollux.agent.stopwatch import Stopwatch
 from pollux.errors import LoopMisuse
-
-log = logging.getLogger(__name__)
 
 
 class Course(Protocol):
@@ -36,6 +34,9 @@ class Course(Protocol):
     def factors(self, plan: StepPlan) -> Sequence[float]: ...
     def stepped(self, plan: StepPlan) -> None: ...
 
+
+MOST_SKIPS: Final = 200
+"""Steps in a row whose gradients are not finite; a GradScaler that starts far too high needs some twenty."""
 
 LOOP: Final = "for batch in loader: … job.backward(loss); optimizer.step()"
 
@@ -63,6 +64,7 @@ class Stepper:
         meter: NoiseMeter | None,
         splits: bool,
         scaler: StepScaler | None,
+        has_schedule: bool,
         course: Course,
     ) -> None:
         self._model = model
@@ -73,7 +75,9 @@ class Stepper:
         self._meter = meter
         self._splits = splits
         self._scaler = scaler
+        self._has_schedule = has_schedule
         self._course = course
+        self._skips = 0
         self._plan: StepPlan | None = None
         self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._shown: torch.nn.Parameter | None = None
@@ -111,9 +115,14 @@ class Stepper:
         """What the user's schedule says for the first parameter group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
+    def check_model(self) -> None:
+        """Before a turn of the loop: have DDP follow parameters that were frozen or unfrozen since."""
+        self._model.reconnect(self._replicas)
+
     def begin_pass(self, plan: StepPlan, index: int) -> None:
         """The loader is about to hand out a micro-batch: pass `index` of the step."""
         self._show_no_more()
+        self._restore_rates()
         size = self._replicas.size
         start, stop = plan.slice_of(self._replicas.rank, size, index)
         self._plan, self._index, self._size = plan, index, stop - start
@@ -124,6 +133,7 @@ class Stepper:
             self._has_failed = False
             self.is_careful = size > 1 and not self._memory.is_proven(plan.per_gpu_batch_size)
         self._model.synchronise(self.is_last and not self.is_careful)
+        self._model.is_in_pass, self._model.did_forward = True, False
         self._is_watched = plan.is_measured and self._meter is not None and size * plan.passes > 1
         if self._is_watched and self._meter is not None:
             if index == 0:
@@ -139,6 +149,11 @@ class Stepper:
             raise LoopMisuse("job.backward was called outside the loop over the prepared loader", f"Write {LOOP}")
         if self._did_backward:
             raise LoopMisuse("job.backward was called twice for one batch", "Add the losses up and call it once")
+        if self._replicas.size > 1 and not self._model.did_forward and not self._has_failed:
+            raise LoopMisuse(
+                "the loss of this batch was computed without calling the prepared model, so that DDP saw nothing of it",
+                "Call model(…), not a method or a part of it: let forward do the work",
+            )
         self._did_backward = True
         self._note_loss(loss)
         if not self._has_failed:
@@ -157,6 +172,8 @@ class Stepper:
             self._show_zero()
 
     def _note_loss(self, loss: torch.Tensor) -> None:
+        if not isinstance(loss, torch.Tensor):
+            raise LoopMisuse(f"job.backward got a {type(loss).__name__}", "Give the loss itself, a tensor")
         if loss.numel() != 1:
             raise LoopMisuse(
                 f"job.backward got a loss of shape {tuple(loss.shape)}", "Give the mean over the batch, one number"
@@ -177,6 +194,7 @@ class Stepper:
         """The body of the loop is over. Raises LoopMisuse if it left something out."""
         plan = self._plan
         assert plan is not None
+        self._model.is_in_pass = False
         if not self._did_backward:
             raise LoopMisuse("the loop's body ended without job.backward(loss)", f"Write {LOOP}")
         if not self.is_last:
@@ -185,6 +203,12 @@ class Stepper:
         if self._has_failed:
             del self.losses[-plan.passes :]  # they will come again
             return Outcome.RETRY
+        self._skips = 0 if self._did_step else self._skips + 1
+        if self._skips >= MOST_SKIPS:
+            raise LoopMisuse(
+                f"the gradients of {self._skips} steps in a row were not finite: the model has diverged",
+                "Lower the learning rate, or go back to an earlier checkpoint",
+            )
         if self._did_step:
             if plan.is_whole:  # a measured or last step may have run in smaller passes
                 self._memory.succeeded(plan.per_gpu_batch_size)
@@ -193,8 +217,8 @@ class Stepper:
             return Outcome.SKIPPED
         raise LoopMisuse(
             "the loop's body ended without a step of the prepared optimizer",
-            "Call optimizer.step() once a batch, on the optimizer that job.prepare gave back; with a GradScaler hand it"
-            " to job.prepare too",
+            "Call optimizer.step() once in every body, on the optimizer that job.prepare gave back: the job accumulates"
+            " by itself. A GradScaler belongs into job.prepare, too",
         )
 
     def abandon(self) -> None:
@@ -202,6 +226,8 @@ class Stepper:
         if self._plan is not None and not self._did_step and (self._did_backward or self._index > 0):
             self._clear_gradients()  # the samples come again, and with them their gradients
         self._plan = None
+        self._model.is_in_pass = False
+        self._restore_rates()
         self._hidden = []
         self._kept = (-1, 0)
         self.difference = None
@@ -334,6 +360,11 @@ class Stepper:
             raise LoopMisuse(
                 "the loop uses a GradScaler that job.prepare was not given", "Hand it over with the model and the rest"
             )
+        if not self._has_stepped and not self._has_schedule and is_scheduled(optimizer):
+            raise LoopMisuse(
+                "the optimizer has a learning-rate schedule that job.prepare was not given",
+                "Make it before job.prepare and hand it over: its steps are counted in progress",
+            )
         self._has_stepped = True
         if not self.is_last or self._has_failed:
             self._show_no_more()
@@ -350,10 +381,13 @@ class Stepper:
             for group, factor in zip(groups, factors, strict=True):
                 group["lr"] = group["lr"] * factor
 
-    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
+    def _restore_rates(self) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=False):
             group["lr"] = rate
         self._rates = []
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._restore_rates()
         if self._plan is None or not self.is_last or self._has_failed or self._did_step:
             return
         # A fused optimizer is called for gradients that are not finite, too, and leaves the step out by itself.
