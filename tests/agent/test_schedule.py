@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, OneCycleLR, Re
 from torch.utils.data import DataLoader
 
 from pollux.agent.batching import BatchConfig
-from pollux.agent.schedule import ProgressSchedule
+from pollux.agent.schedule import ProgressSchedule, Turn
 
 from .loops import Classification, job_maker, perceptron, pinned, plain_body, sgd  # noqa: F401
 
@@ -36,13 +36,14 @@ class Counting:
 
 
 class At:
-    """Progress that the test sets; None: outside the loop."""
+    """Progress that the test sets, and the turn of the loop; None: outside the loop."""
 
     def __init__(self) -> None:
         self.value: float | None = 0.0
+        self.number, self.start = 0, 0.0
 
-    def __call__(self) -> float | None:
-        return self.value
+    def __call__(self) -> Turn | None:
+        return None if self.value is None else Turn(self.number, self.start, self.value)
 
 
 def test_inside_the_loop_a_schedule_steps_for_each_completed_iteration_of_m0() -> None:
@@ -73,6 +74,20 @@ def test_a_value_is_passed_on_once_however_much_progress_was_made() -> None:
         at.value = progress
         schedule.step(metric)
     assert inner.calls == [(0.5,), (0.3,)]
+
+
+def test_a_schedule_that_pauses_for_a_turn_does_not_catch_up() -> None:
+    at, inner = At(), Counting()
+    schedule = ProgressSchedule(inner, at)
+    at.number, at.start, at.value = 3, 48.0, 49.0  # the first three epochs did not call it
+    schedule.step()
+    assert len(inner.calls) == 1
+    at.number, at.start, at.value = 4, 50.0, 51.0  # the turn after is counted on
+    schedule.step()
+    assert len(inner.calls) == 3
+    at.number, at.start, at.value = 7, 80.0, 82.0
+    schedule.step()
+    assert len(inner.calls) == 5
 
 
 def test_a_schedule_goes_on_from_its_state() -> None:
