@@ -39,7 +39,7 @@ from pollux.errors import CheckpointError, InvalidSpec
 
 __all__ = ["Checkpoints", "Loaded", "Manifest", "snapshot"]
 
-LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 DAMAGED = ".damaged"
@@ -145,7 +145,7 @@ class Checkpoints:
             except CheckpointError as error:
                 skipped += (error,)
                 kept = path if isinstance(error, UnusableError) else _set_aside(path)
-                LOG.warning(
+                log.warning(
                     "checkpoint %s cannot be used, trying the one before: %s It is kept as %s", path, error, kept
                 )
         if not entries:
@@ -236,7 +236,7 @@ class Checkpoints:
                 # Renamed first: half of a checkpoint must never stand under its name.
                 path.rename(doomed)
             except OSError as error:
-                LOG.warning("the old checkpoint %s could not be removed: %s", path, error)
+                log.warning("the old checkpoint %s could not be removed: %s", path, error)
             else:
                 _delete(doomed)
 
@@ -292,7 +292,7 @@ def _take(lock: BinaryIO, folder: Path) -> None:
         ) from error
     except OSError:
         # A file system without locks. One writer a job is the rule anyway; the lock only catches those who break it.
-        LOG.debug("no locks in %s", folder)
+        log.debug("no locks in %s", folder)
 
 
 def _release(lock: BinaryIO) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from pollux.agent.checkpoint import Checkpoints
 from pollux.errors import CheckpointError
 
-LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CheckpointWriter:
             if self._is_closed:
                 return False
             if self._waiting is not None:
-                LOG.info("checkpoint of step %d not written: that of step %d is newer", self._waiting.step, step)
+                log.info("checkpoint of step %d not written: that of step %d is newer", self._waiting.step, step)
             self._waiting = _Order(step, parts, facts)
             if not self._is_busy:
                 try:
@@ -89,11 +89,11 @@ class CheckpointWriter:
         except CheckpointError as error:
             self._failed(error)
         except Exception as error:
-            LOG.debug("unexpected failure while writing a checkpoint", exc_info=True)
+            log.debug("unexpected failure while writing a checkpoint", exc_info=True)
             self._failed(self._unwritten(error, "Please report this"))
         else:
             if self.last_error is not None:
-                LOG.info("checkpoints are written again: %s", path)
+                log.info("checkpoints are written again: %s", path)
             self.last_path, self.last_error = path, None
 
     def _unwritten(self, error: Exception, fix: str) -> CheckpointError:
@@ -101,5 +101,5 @@ class CheckpointWriter:
 
     def _failed(self, error: CheckpointError) -> None:
         is_news = self.last_error is None or self.last_error.problem != error.problem
-        LOG.log(logging.ERROR if is_news else logging.DEBUG, "%s Training goes on; the next one is tried.", error)
+        log.log(logging.ERROR if is_news else logging.DEBUG, "%s Training goes on; the next one is tried.", error)
         self.last_error = error

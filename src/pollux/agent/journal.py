@@ -27,7 +27,7 @@ from pollux.wire import (
     TrainingStarted,
 )
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SILENT_CHANGE = 0.01
 """A factor that has moved by no more than this share is not news: under AdaScale it moves a little with every step."""
@@ -109,7 +109,7 @@ class Journal:
                     self._scalars.add_scalar(f"pollux/{name}", value, step)
         except Exception as error:  # its writer hands on whatever its own thread died of
             self._scalars = None
-            logger.warning("Nothing more is written for TensorBoard; training goes on. %s", error)
+            log.warning("Nothing more is written for TensorBoard; training goes on. %s", error)
 
     def close(self) -> None:
         """Write out what TensorBoard still buffers; may be called again."""
@@ -120,7 +120,7 @@ class Journal:
             try:
                 scalars.close()
             except Exception as error:
-                logger.warning("The last numbers for TensorBoard could not be written. %s", error)
+                log.warning("The last numbers for TensorBoard could not be written. %s", error)
 
     def _append(self, path: Path, line: str) -> None:
         try:
@@ -132,11 +132,11 @@ class Journal:
         except OSError as error:
             self._close_file()  # opening it anew will cut off what may have become half a line
             if not self._lost:
-                logger.warning("The journal %s cannot be written; training goes on. %s", path, error)
+                log.warning("The journal %s cannot be written; training goes on. %s", path, error)
             self._lost += 1
         else:
             if self._lost:
-                logger.warning("The journal %s is written again; it lacks %d entries.", path, self._lost)
+                log.warning("The journal %s is written again; it lacks %d entries.", path, self._lost)
             self._lost = 0
 
     def _close_file(self) -> None:
@@ -199,7 +199,7 @@ def _summary_writer(folder: Path) -> ScalarWriter | None:
     try:
         writer: ScalarWriter = SummaryWriter(str(folder), flush_secs=10)
     except OSError as error:
-        logger.warning("Nothing is written for TensorBoard; training goes on. %s", error)
+        log.warning("Nothing is written for TensorBoard; training goes on. %s", error)
         return None
     return writer
 

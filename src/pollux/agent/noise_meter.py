@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +19,7 @@ from pollux.agent.preconditioners import UNKNOWN, Inverse, Preconditioner, inver
 from pollux.errors import LoopMisuse
 from pollux.goodput.noise import JENSEN_SLACK, LARGEST_USABLE, NoiseSample, from_difference, from_replicas
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 LONG = 2**20
 """Elements from which on a norm is taken by rows first. In single precision, torch's CPU kernel for one long vector
@@ -53,10 +52,8 @@ class NoiseMeter:
         self._optimizer = optimizer
         self._user = preconditioner
         self._refresh_every = refresh_every
-        self.last_gradient_at: float | None = None
-        """When the last hook of the last watched pass was called (`time.perf_counter`, host)."""
         self.last_parameter: torch.Tensor | None = None
-        """The parameter whose hook that was: the one whose gradient completes the backward pass."""
+        """The parameter whose hook was called last in the last watched pass: its gradient completes the backward."""
         self._handles: list[RemovableHandle] = []
         self._norms: list[torch.Tensor] = []
         self._local: torch.Tensor | None = None
@@ -69,7 +66,7 @@ class NoiseMeter:
         self._age = 0
         self._find_parameters()
         if preconditioner is None and kind(optimizer) == UNKNOWN:
-            _log.warning(
+            log.warning(
                 "%s is not an optimizer whose preconditioner is known: its noise scale is measured as that of plain "
                 "SGD. Give preconditioner=, a function (parameter, state, group) -> divisor, to have its own",
                 type(optimizer).__name__,
@@ -208,7 +205,6 @@ class NoiseMeter:
 
     def _take(self, index: int, gradient: torch.Tensor) -> None:
         """A hook: the gradient of one pass, before it is added to p.grad and before the all-reduce."""
-        self.last_gradient_at = time.perf_counter()
         self.last_parameter = self._parameters[index]
         self._norms[index] = self._norm(_preconditioned(gradient, self._inverses[index]))
 
@@ -276,7 +272,7 @@ def sample(local: Sequence[float], total: Sequence[float], count: int, scale: fl
     if not _are_usable(local, total):
         return NoiseSample.overflowed(scale)
     if sum(total) > JENSEN_SLACK * sum(local):
-        _log.warning(
+        log.warning(
             "A measured step was left out: the mean gradient (squared norm %.6g) is longer than its parts (%.6g). Does "
             "something change gradients after the backward, such as a communication hook?",
             sum(total),

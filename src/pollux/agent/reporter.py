@@ -15,7 +15,7 @@ from dataclasses import replace
 from pollux.errors import Permanent, PolluxError, Temporary
 from pollux.wire import AgentReport, JournalEntry
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -75,7 +75,7 @@ class Reporter:
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                logger.info("The last report was not taken within %g s and is given up.", timeout_s)
+                log.info("The last report was not taken within %g s and is given up.", timeout_s)
 
     @property
     def is_silent(self) -> bool:
@@ -102,26 +102,26 @@ class Reporter:
                 post(report)
             except Temporary as error:
                 if pause_s == FIRST_PAUSE_S:
-                    logger.warning("Reports of job %s do not arrive; training goes on. %s", report.job, error)
+                    log.warning("Reports of job %s do not arrive; training goes on. %s", report.job, error)
                 self._take_back(report)
                 if not is_last:
                     self._pause(min(max(pause_s, error.retry_after_s), LONGEST_PAUSE_S))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
             except Permanent as error:
-                logger.warning("No more reports of job %s are sent; training goes on. %s", report.job, error)
+                log.warning("No more reports of job %s are sent; training goes on. %s", report.job, error)
                 self._fall_silent()
                 return
             except Exception as error:
                 if not has_complained:
                     trace = None if isinstance(error, PolluxError) else error
-                    logger.warning("A report was given up, which is said only once: %s", error, exc_info=trace)
+                    log.warning("A report was given up, which is said only once: %s", error, exc_info=trace)
                 has_complained = True
                 with self._lock:
                     self._dropped += len(report.notices)
             else:
                 if pause_s > FIRST_PAUSE_S:
-                    logger.info("Reports of job %s arrive again.", report.job)
+                    log.info("Reports of job %s arrive again.", report.job)
             pause_s = FIRST_PAUSE_S
 
     def _take(self) -> AgentReport | None:
