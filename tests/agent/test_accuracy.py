@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 from benchmarks.training.examples import pairs
 
-SEED = 1
+SEEDS = {"classifier": (1,), "language_model": (1,), "recommender": (0, 1)}
+"""One each; the recommender's hit rate scatters by a third of a point from run to run, so its bound is for two."""
+
 SHORT = {
     "classifier": ["--epochs", "4"],
     "language_model": ["--epochs", "2"],
@@ -20,9 +24,10 @@ SHORT = {
     ids=["accuracy within half a point", "validation loss within half a percent", "hit rate within half a point"],
 )
 def test_adaptive_training_ends_as_well_as_plain_training_and_the_guard_stays_silent(name: str, worst: float) -> None:
-    ((plain, adaptive),) = pairs(name, (SEED,), SHORT[name])
+    runs = pairs(name, SEEDS[name], SHORT[name])
+    plain, adaptive = (statistics.mean(run.metric for run in side) for side in zip(*runs, strict=True))
     if name == "language_model":
-        assert adaptive.metric <= worst * plain.metric
+        assert adaptive <= worst * plain
     else:
-        assert adaptive.metric - plain.metric >= worst
-    assert adaptive.guard_fired == 0
+        assert adaptive - plain >= worst
+    assert [run.guard_fired for _, run in runs] == [0] * len(runs)
