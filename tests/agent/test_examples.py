@@ -5,6 +5,7 @@ import difflib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,8 @@ def results_of(*command: str) -> list[dict[str, Any]]:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    # Two replicas may print at the same moment, and then on the same line.
+    return [json.loads(result) for result in re.findall(r"\{[^{}]*\}", done.stdout)]
 
 
 def check(result: dict[str, Any], name: str) -> None:

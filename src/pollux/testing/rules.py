@@ -23,7 +23,7 @@ SLACK = 1.0 + 1e-9
 LONG_AFTER_ANY_WARM_UP = 1e12
 
 # Each rule runs the same test function under its own class, which is all that the health check complains about.
-_SETTINGS = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.differing_executors])
+_SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
 
 
 # One draw per parameter group rather than one per number: contracts run often.
