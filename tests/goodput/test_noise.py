@@ -505,3 +505,22 @@ def test_bad_input_is_refused_with_the_field_its_value_and_a_fix(field, call):
     assert caught.value.field == field
     assert caught.value.problem
     assert caught.value.fix
+
+
+def test_a_cautious_average_promises_less_the_fewer_samples_it_has():
+    rng = np.random.default_rng(3)
+    raised = []
+    for count in (4, 400):
+        average = NoiseAverage(var_floor=0.0)
+        for sqr in rng.normal(1.0, 2.0, count):
+            average = average.update(NoiseSample((float(sqr), 0.5), (3.0, 1.0), 1.0))
+        cautious = average.cautious()
+        assert cautious.var == average.var
+        assert cautious.noise_scale(32.0) < average.noise_scale(32.0)
+        raised.append(sum(cautious.sqr) - sum(max(sqr, 0.0) for sqr in average.sqr))
+        # Shared out as the noise is: three parts to one.
+        gained = np.subtract(cautious.sqr, np.maximum(average.sqr, 0.0))
+        assert gained[0] == pytest.approx(3.0 * gained[1])
+    assert raised[1] < raised[0] / 4
+    single = NoiseAverage().update(NoiseSample((1.0,), (1.0,), 1.0))
+    assert single.cautious() == single
