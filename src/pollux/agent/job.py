@@ -119,12 +119,12 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far."""
+        """Steps so far, those that a GradScaler left out included."""
         return self._made.dealer.committed.step
 
     @property
     def noise_scale(self) -> float | None:
-        """The gradient noise scale φ in samples; None before it was measured."""
+        """The gradient noise scale φ in samples; None before it was measured, inf where noise hides the gradient."""
         adapter = self._made.adapter
         return adapter.noise.noise_scale(adapter.initial_batch_size) if adapter.noise.weight else None
 
@@ -286,7 +286,7 @@ class Job:
                     self._agree_to_go_on()
                     if made.loop.is_stopped:
                         break
-            self._finish_loop(Place(number, count if made.loop.is_stopped else max(first, count), start, True))
+            self._finish_loop(Place(number, max(first, count), start, is_finished=True))
         finally:  # also after a break of the script's
             made.loop.goal = None
             made.adapter.wants_stop = False
@@ -296,7 +296,7 @@ class Job:
         self._made.stepper.backward(loss, **kwargs)
 
     def stop(self, reason: str = "the script asked for it") -> None:
-        """End the loop early and well, on all replicas at the same step, within about half a second."""
+        """End the loop early and well, on all replicas at the same step, at most two beats from now."""
         self._stop_reason = reason
         made = self._made
         if made.loop.is_inside:
