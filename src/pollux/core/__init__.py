@@ -30,6 +30,7 @@ from pollux.core.events import (
 from pollux.core.frozenmap import FrozenMap
 from pollux.core.ids import DEFAULT_GPU_TYPE, JobId, NodeId
 from pollux.core.job import Job, JobSpec
+from pollux.core.message import OfGeneration
 from pollux.core.model import BatchLimits, GradientStats, JobModel, Progress, ThroughputFit
 from pollux.core.phase import TRANSITIONS, Phase, Trigger, next_phase
 from pollux.core.plan import Oracle, Plan, Snapshot
@@ -68,6 +69,7 @@ __all__ = [
     "NodeLost",
     "Observation",
     "ObservationKey",
+    "OfGeneration",
     "Oracle",
     "Phase",
     "Plan",

@@ -1,0 +1,304 @@
+"""What the service (or the launcher) and node daemons say to each other, over the daemons' local socket or TCP port.
+
+Each request on a connection is answered by one message, in order; `Refused` says why not. The connection that asked to
+`Watch` then carries news only. One daemon, the *home* of a job, runs it: others start and end replicas for it.
+
+    service or launcher ── RunJob, ResizeRun, StopRun, ListRuns, Watch ──▶ home
+    home ── HostStore, Spawn, Tell, Kill, ListReplicas, Forget, Watch ──▶ daemons, itself among them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from pollux.core import Allocation, Event, FrozenMap, JobId, NodeId, OfGeneration, StopReason, checks, register
+from pollux.errors import InvalidSpec
+from pollux.wire.messages import AgentReport
+from pollux.wire.replicas import Instruction, ReplicaStatus
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the replicas of a job run: a Python script, from the top, in each of them."""
+
+    job: JobId
+    script: str
+    """Absolute path."""
+    arguments: tuple[str, ...] = ()
+    directory: str = "."
+    """Where it runs."""
+    environment: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    """In addition to, or instead of, what the daemon's environment holds."""
+    checkpoint_dir: str = ""
+    """What POLLUX_CHECKPOINT_DIR says; empty: nothing."""
+
+    def __post_init__(self) -> None:
+        checks.text(InvalidSpec, "job", self.job)
+        if any(letter in self.job for letter in "/\0\n") or self.job in (".", ".."):
+            raise InvalidSpec("job", self.job, "cannot be the name of a folder", "Use letters, digits, '-' and '_'")
+        checks.text(InvalidSpec, "script", self.script)
+        checks.text(InvalidSpec, "directory", self.directory)
+        checks.frozen(InvalidSpec, "environment", self.environment)
+        checks.text(InvalidSpec, "checkpoint_dir", self.checkpoint_dir, may_be_empty=True)
+
+
+# To the home of a job
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RunJob(OfGeneration):
+    """Start the job there. `addresses`: host:port of the daemon of every node but the home itself."""
+
+    launch: Launch
+    allocation: Allocation
+    addresses: FrozenMap[NodeId, str] = field(default_factory=FrozenMap)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ResizeRun(OfGeneration):
+    """Get that generation ready there, then switch."""
+
+    allocation: Allocation
+    addresses: FrozenMap[NodeId, str] = field(default_factory=FrozenMap)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class StopRun(OfGeneration):
+    """End all replicas up to that generation; they save first if the reason allows it."""
+
+    reason: StopReason
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ListRuns:
+    """Which jobs have their home here? Answer: `Runs`."""
+
+
+class RunPhase(StrEnum):
+    STARTING = "starting"
+    TRAINING = "training"
+    RESIZING = "resizing"
+    """Trains while the next generation gets ready, or switches to it."""
+    REPAIRING = "repairing"
+    """Replicas were lost, and the others gather."""
+    RESTARTING = "restarting"
+    """Resized by checkpoint: the replicas of one generation save and end before those of the next start."""
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """How a job stands, as its home sees it."""
+
+    job: JobId
+    phase: RunPhase
+    generation: int
+    """Of the replicas that train."""
+    membership: int
+    issued_generation: int
+    """The highest number used so far."""
+    allocation: Allocation
+    step: int
+    replicas: tuple[ReplicaStatus, ...] = ()
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Runs:
+    runs: tuple[RunStatus, ...]
+
+
+# To any daemon
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class DescribeNode:
+    """Who are you? Answer: `NodeDescription`."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class NodeDescription:
+    node: NodeId
+    pid: int
+    version: str
+    slots: int
+    """GPUs, or CPU slots."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A replica to start, and its place in the generation that it is started for."""
+
+    replica: str
+    rank: int
+    size: int
+    num_nodes: int
+    is_newcomer: bool
+    """It joins replicas that train already, when it is told to."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Spawn(OfGeneration):
+    """Start these replicas on this node. Answer: `Done`. A replica that is there already is left alone."""
+
+    launch: Launch
+    seats: tuple[Seat, ...]
+    store: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Hand an instruction to a replica here, now and whenever it comes back to the daemon."""
+
+    job: JobId
+    replica: str
+    instruction: Instruction
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Send a signal to a replica here: 15 to save and leave, 9 to end."""
+
+    job: JobId
+    replica: str
+    signal: int
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class HostStore:
+    """Host a rendezvous store for the job here, if there is none yet. Answer: `StoreAt`."""
+
+    job: JobId
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    address: str
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The job is over: end its store and whatever is left of it here, drop exit codes. Logs stay."""
+
+    job: JobId
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ListReplicas:
+    """Which replicas of the job are here, or have ended here? Answer: `ReplicaList`."""
+
+    job: JobId
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ReplicaHere:
+    """A replica as its node knows it."""
+
+    replica: str
+    generation: int
+    """That it was started for."""
+    pid: int
+    status: ReplicaStatus | None
+    """None before its first word."""
+    exit_code: int | None = None
+    """None while it runs; negative: the signal that ended it."""
+    log: str = ""
+    """Path of its log on its node."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ReplicaList:
+    replicas: tuple[ReplicaHere, ...]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """From now on, tell me on this connection what happens. `job`: empty means all. First comes `Done`."""
+
+    job: str = ""
+    replicas: bool = False
+    """Also of single replicas (`ReplicaHere`), not only of jobs that have their home here."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It is done, or was already."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It is not done. `is_stale`: a newer generation is known here."""
+
+    problem: str
+    is_stale: bool = False
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ReplicaNews:
+    """A replica has changed: what it says of itself, or that it ended. `is_hung`: it was killed for its silence."""
+
+    job: JobId
+    node: NodeId
+    replica: ReplicaHere
+    is_hung: bool = False
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class RunNews:
+    """What the scheduler is to hear of a job, from its home."""
+
+    at_s: float
+    event: Event
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ReportNews:
+    """A report of the job's agent."""
+
+    report: AgentReport
+
+
+JobRequest: TypeAlias = RunJob | ResizeRun | StopRun
+NodeRequest: TypeAlias = (
+    RunJob
+    | ResizeRun
+    | StopRun
+    | ListRuns
+    | DescribeNode
+    | Spawn
+    | Tell
+    | Kill
+    | HostStore
+    | Forget
+    | ListReplicas
+    | Watch
+)
+NodeAnswer: TypeAlias = Done | Refused | Runs | NodeDescription | StoreAt | ReplicaList
+NodeNews: TypeAlias = ReplicaNews | RunNews | ReportNews
