@@ -91,7 +91,7 @@ class Adapter:
         param_groups: Sized,
         rule: ScalingRule,
         iterations_per_epoch: float,
-        tuner: Tuner | None,
+        make_tuner: Callable[[], Tuner],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -103,7 +103,9 @@ class Adapter:
         self._param_groups = param_groups
         self._rule = rule
         self._iterations_per_epoch = iterations_per_epoch
-        self._tuner = tuner
+        self._make_tuner = make_tuner
+        self.tuner: Tuner | None = None
+        """Of the first replica."""
         self._clock = clock
         self.progress = 0.0
         """Iterations of M0 that all steps so far were worth."""
@@ -142,6 +144,33 @@ class Adapter:
     @property
     def initial_batch_size(self) -> int:
         return self.limits.initial_batch_size
+
+    # Who decides, and for how many
+
+    def assign_role(self) -> None:
+        """The first replica has a tuner."""
+        if self._replicas.is_main and self.tuner is None:
+            self.tuner = self._make_tuner()
+        elif not self._replicas.is_main:
+            self.close()
+
+    def close(self) -> None:
+        if self.tuner is not None:
+            self.tuner.close()
+            self.tuner = None
+
+    def drop(self) -> None:
+        """What is under way will not arrive."""
+        self._flight = None
+
+    def regrouped(self) -> None:
+        """There are other replicas now, and all begin anew to count the steps of a beat."""
+        self._factors = None, ()
+        self._steps_since_beat = 0
+        self._last_step_s = None
+        self._dealer.num_replicas = self._replicas.size
+        self._next_tuning_s = self._clock()  # the best batch size is another one
+        self.apply(self._dealer.config, f"{self._replicas.size} replicas", None)
 
     # Every step
 
@@ -272,16 +301,16 @@ class Adapter:
 
     def _decisions(self, beat: Beat, is_saving: bool) -> Beat:
         """What the first replica decides for all. The checkpoint that is due is not due again while it is made."""
-        tuned = self._tuner.take() if self._tuner is not None else None
+        tuned = self.tuner.take() if self.tuner is not None else None
         config = None
         if tuned is not None:
             self.tuned = tuned
             config = tuned.config
             self.on_tuned(tuned)
         now = self._clock()
-        if self._tuner is not None and now >= self._next_tuning_s:
+        if self.tuner is not None and now >= self._next_tuning_s:
             self._next_tuning_s = now + self._options.report_every_s
-            self._tuner.submit(self.measured())
+            self.tuner.submit(self.measured())
         save, self.wants_save = self.wants_save or (self.save_is_due() and not is_saving), False
         return dataclasses.replace(
             beat,
@@ -404,6 +433,9 @@ class Adapter:
             "guard": self.guard.state() if self.guard is not None else None,
             "profile": self._stopwatch.state(),
             "measure_every": self._dealer.measuring.every,
+            "measure_shift": self._dealer.measuring.shift,
+            "measured_in_vain": self._measured_in_vain,
+            "beat_every": self._beat_every,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -421,3 +453,6 @@ class Adapter:
         self._dealer.config = fitted_to(config, self.limits, self._replicas.size)
         if self._meter is not None and state["measure_every"]:
             self._dealer.measuring.every = state["measure_every"]
+            self._dealer.measuring.shift = state.get("measure_shift", 0)
+            self._measured_in_vain = state.get("measured_in_vain", 0)
+        self._beat_every = state.get("beat_every", 1)

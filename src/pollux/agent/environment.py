@@ -5,6 +5,10 @@ LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE       set by torchrun: replicas on this node,
 POLLUX_JOB, POLLUX_GENERATION            who the reports are about
 POLLUX_CHECKPOINT_DIR                    where checkpoints go if the script does not say
 POLLUX_REPORT_URL, POLLUX_TOKEN_FILE     where reports go, and the file that holds the token for it
+POLLUX_SOCKET, POLLUX_REPLICA            set by a node daemon: its local socket, and what it calls this replica
+POLLUX_STORE                             host:port of the store where the replicas of the job find each other
+POLLUX_NEWCOMER                          1: others train already, and this one joins them when it is told to
+POLLUX_HEARTBEAT_S                       seconds from one sign of life to the next
 """
 
 from __future__ import annotations
@@ -30,6 +34,16 @@ class Environment:
     checkpoint_dir: Path | None = None
     report_url: str | None = None
     token: str | None = None
+    socket: str | None = None
+    replica: str = ""
+    store: str | None = None
+    is_newcomer: bool = False
+    heartbeat_s: float = 1.0
+
+    @property
+    def is_managed(self) -> bool:
+        """A node daemon started this replica, and tells it whom to train with."""
+        return self.socket is not None
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -51,6 +65,11 @@ class Environment:
             checkpoint_dir=Path(folder) if folder else None,
             report_url=given.get("POLLUX_REPORT_URL") or None,
             token=_read_token(Path(token_file)) if token_file else None,
+            socket=given.get("POLLUX_SOCKET") or None,
+            replica=given.get("POLLUX_REPLICA") or "",
+            store=given.get("POLLUX_STORE") or None,
+            is_newcomer=given.get("POLLUX_NEWCOMER") == "1",
+            heartbeat_s=float(given.get("POLLUX_HEARTBEAT_S") or 1.0),
         )
 
 

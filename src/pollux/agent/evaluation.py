@@ -20,6 +20,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from pollux.agent.replicas import Replicas
 from pollux.agent.signals import outlast_terminate
 from pollux.errors import InvalidSpec, LoopMisuse
 
@@ -87,6 +88,27 @@ def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[An
     if batches is None:  # the dataset makes the batches
         return DataLoader(dataset, batch_size=None, sampler=EveryNth(sampler, rank, size), **settings)
     return DataLoader(dataset, batch_sampler=EveryNth(batches, rank, size), **settings)
+
+
+class ShardedLoader:
+    """The user's loader, of which each iteration delivers this replica's share: among those that train then."""
+
+    def __init__(self, loader: DataLoader[Any], replicas: Replicas) -> None:
+        shard_loader(loader, 0, 1)  # says now what it refuses
+        self.inner = loader
+        self._replicas = replicas
+
+    def _share(self) -> DataLoader[Any]:
+        return shard_loader(self.inner, self._replicas.rank, self._replicas.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._share())
+
+    def __len__(self) -> int:
+        return len(self._share())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class EveryNth:

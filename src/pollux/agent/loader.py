@@ -257,6 +257,8 @@ class TrainingLoader:
                 loop.cut_short(plan)
                 raise
             outcome = loop.end_pass(plan)
-            if outcome is Outcome.RETRY or (outcome is not Outcome.ACCUMULATED and loop.is_over()):
+            if outcome in (Outcome.RETRY, Outcome.REGROUPED):
+                return
+            if outcome is not Outcome.ACCUMULATED and loop.is_over():
                 return
             loop.before_fetching()

@@ -127,13 +127,14 @@ class Averages:
         """The means over all replicas, by name. Collective."""
         return {name: _mean(state) for name, state in self.merged_state().items()}
 
-    def merged_state(self) -> dict[str, AverageState]:
+    def merged_state(self, reduce: Reduce | None = None) -> dict[str, AverageState]:
         """The states of all replicas together, for a checkpoint. Collective."""
+        reduce = reduce or self._reduce
         names = sorted(self._by_name)
-        self._check_same_everywhere(names)
+        self._check_same_everywhere(names, reduce)
         if not names:
             return {}
-        merged = _merged([self._by_name[name] for name in names], self._reduce, self._device)
+        merged = _merged([self._by_name[name] for name in names], reduce, self._device)
         return dict(zip(names, merged, strict=True))
 
     def state_dict(self) -> dict[str, AverageState]:
@@ -151,11 +152,11 @@ class Averages:
         for average in self._by_name.values():
             average.reset()
 
-    def _check_same_everywhere(self, names: list[str]) -> None:
+    def _check_same_everywhere(self, names: list[str], reduce: Reduce) -> None:
         """Vectors of other lengths would hang or mix the replicas up; this one has the same length everywhere."""
         own = crc32("\0".join(names).encode()) >> 12  # 20 bits: sums of squares over 8192 replicas are exact
         told = torch.tensor([1.0, own, own * own], dtype=torch.float64, device=self._device)
-        replicas, total, squares = (int(x) for x in self._reduce(told).tolist())
+        replicas, total, squares = (int(x) for x in reduce(told).tolist())
         if squares * replicas != total * total:  # equal just if all are equal (Cauchy and Schwarz)
             raise LoopMisuse(
                 f"the replicas know different averages, this one {', '.join(names) or 'none'}",

@@ -26,6 +26,8 @@ class ReplicatedModel(nn.Module):
         self.training = module.training
         self.on_failure: Callable[[BaseException, tuple[Any, ...], dict[str, Any]], Any] | None = None
         """Answers for a forward that ran out of memory, or raises."""
+        self.on_error: Callable[[RuntimeError], bool] = _is_no_loss
+        """Whether other replicas are out of reach, so that this forward is to run without them."""
         self.is_in_pass = False
         """Set by the agent while the body of the training loop runs."""
         self.did_forward = False
@@ -33,16 +35,22 @@ class ReplicatedModel(nn.Module):
         self._ddp: tuple[DistributedDataParallel, ...] = ()  # in a tuple, so that it is not a submodule
         self._ddp_options = dict(ddp_options)
 
-    def connect(self, replicas: Replicas) -> None:
-        """Join these replicas: all start from the weights of the first."""
+    def connect(self, replicas: Replicas, *, is_equal: bool = False) -> None:
+        """Join these replicas: all start from the weights of the first, unless they are equal already."""
         self._trained = self._trainable()
         if replicas.size == 1:
             self._ddp = ()
             return
-        options = {"device_ids": [replicas.device.index]} if replicas.device.type == "cuda" else {}
+        options: dict[str, Any] = {"init_sync": not is_equal}
+        if replicas.device.type == "cuda":
+            options["device_ids"] = [replicas.device.index]
         self._ddp = (
             DistributedDataParallel(self.module, process_group=replicas.group, **{**options, **self._ddp_options}),
         )
+
+    def disconnect(self) -> None:
+        """Run alone until the next `connect`."""
+        self._ddp = ()
 
     def reconnect(self, replicas: Replicas) -> None:
         """Join anew if parameters were frozen or unfrozen: DDP averages those that it found trainable."""
@@ -61,7 +69,7 @@ class ReplicatedModel(nn.Module):
         try:
             if self._ddp and self.is_in_pass and torch.is_grad_enabled():
                 self.did_forward = True
-                return self._ddp[0](*args, **kwargs)
+                return self._replicated(args, kwargs)
             return self.module(*args, **kwargs)
         except torch.OutOfMemoryError as error:
             if self.on_failure is None or not torch.is_grad_enabled():
@@ -73,9 +81,18 @@ class ReplicatedModel(nn.Module):
         # Outside the handler: the traceback would keep the activations alive.
         return self.on_failure(failed.with_traceback(None), args, kwargs)
 
+    def _replicated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Through DDP, which first spreads buffers; alone where the others are out of reach."""
+        try:
+            return self._ddp[0](*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or not self.on_error(error):
+                raise
+        return self.module(*args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies of the model (an average of weights, a file) are not part of the training."""
-        return {**self.__dict__, "on_failure": None, "_ddp": (), "is_in_pass": False}
+        return {**self.__dict__, "on_failure": None, "on_error": _is_no_loss, "_ddp": (), "is_in_pass": False}
 
     def train(self, mode: bool = True) -> ReplicatedModel:
         self.training = mode
@@ -106,3 +123,7 @@ class ReplicatedModel(nn.Module):
 def batch_dependent_layers(module: nn.Module) -> list[nn.Module]:
     """Layers to which half a batch shows other statistics than the whole: batch normalisation, in whichever mode."""
     return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
+def _is_no_loss(_: RuntimeError) -> bool:
+    return False

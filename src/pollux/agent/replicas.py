@@ -34,20 +34,32 @@ class Pending:
 class Replicas:
     """All replicas of this job, seen from one of them. Collective calls: every replica, in the same order."""
 
+    rank: int
+    size: int
+    shape: Shape
+    group: ProcessGroup | None
+
     def __init__(
         self, rank: int, size: int, num_nodes: int, device: torch.device, group: ProcessGroup | None = None
     ) -> None:
+        self.device = device
+        self.generation, self.membership = 1, 0
+        self.is_member = True
+        """False for one that has not joined the others yet, or has left them."""
+        self.become(rank, size, num_nodes, group)
+        self._owns_group = False
+
+    def become(self, rank: int, size: int, num_nodes: int, group: ProcessGroup | None) -> None:
+        """Take another place among others. Whoever holds this object sees the change."""
         self.rank = rank
         self.size = size
-        self.device = device
-        self.shape = Shape(size, num_nodes)
+        self.shape = Shape(size, min(num_nodes, size))
         self.group = group
-        self._owns_group = False
 
     @classmethod
     def join(cls, environment: Environment) -> Replicas:
         """Become one of the replicas that the launcher started; the script may have made the process group already."""
-        device = _device(environment.local_rank)
+        device = device_of(environment)
         if dist.is_available() and dist.is_initialized():
             size = dist.get_world_size()
             return cls(dist.get_rank(), size, min(environment.num_nodes, size), device, dist.group.WORLD)
@@ -61,7 +73,7 @@ class Replicas:
     @property
     def is_main(self) -> bool:
         """One of the replicas writes files, reports and decides."""
-        return self.rank == 0
+        return self.rank == 0 and self.is_member
 
     @property
     def gpu_type(self) -> str:
@@ -103,9 +115,10 @@ class Replicas:
             self._owns_group = False
 
 
-def _device(local_rank: int) -> torch.device:
+def device_of(environment: Environment) -> torch.device:
+    """Where this replica's model belongs."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # After this a script's own "cuda" means this replica's device.
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    torch.cuda.set_device(environment.local_rank)
+    return torch.device("cuda", environment.local_rank)

@@ -1,25 +1,18 @@
-"""When a checkpoint is due, what is in it, and what a resumed job takes from it.
-
-model.pt, optimizer.pt, scaler.pt     the state_dicts of the user's objects
-scheduler.pt                          the schedule's under "inner", and how far it has counted
-training.pt                           cursor, progress, noise, batch size, profile, random states
-user.pt                               averages, registered objects, job.state
-"""
+"""When a checkpoint is due, who writes it, and which one a job goes on from. What is in it: `state`."""
 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pollux.agent.checkpoint import Checkpoints, Loaded, number_of
 from pollux.agent.checkpoint_writer import CheckpointWriter
+from pollux.agent.metrics import Reduce
 from pollux.agent.replicas import Replicas
 from pollux.agent.snapshot import snapshot
 from pollux.errors import CheckpointError
@@ -39,17 +32,26 @@ class Saver:
         keep: int,
         every_s: float,
         replicas: Replicas,
+        reduce: Reduce,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._replicas = replicas
+        self._reduce = reduce
         self._every_s = every_s
         self._clock = clock or time.monotonic
         self._last_s = self._clock()
         self._checkpoints = Checkpoints(folder, keep) if folder is not None else None
         self._writer: CheckpointWriter | None = None
-        if self._checkpoints is not None and replicas.is_main:
+
+    def assign_role(self) -> None:
+        """The first replica writes."""
+        if self._checkpoints is None:
+            return
+        if self._replicas.is_main and self._writer is None:
             self._checkpoints.check_writable()
             self._writer = CheckpointWriter(self._checkpoints)
+        elif not self._replicas.is_main:
+            self.close()
 
     @property
     def is_on(self) -> bool:
@@ -69,7 +71,7 @@ class Saver:
         # One replica sorts out the damaged ones before the others look.
         found = self._checkpoints.load_latest("cpu") if self._replicas.is_main else None
         number = torch.tensor([0 if found is None else number_of(found.path)], device=self._replicas.device)
-        chosen = int(self._replicas.sum(number).item())
+        chosen = int(self._reduce(number).item())
         if not chosen or found is not None:
             return found
         path = next((path for path in self._checkpoints.list() if number_of(path) == chosen), None)
@@ -97,24 +99,4 @@ class Saver:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close(LAST_WRITE_S)
-
-
-def random_states(device: torch.device) -> dict[str, Any]:
-    """Where the global random sources of this replica stand."""
-    numpy_state = np.random.get_state(legacy=True)  # noqa: NPY002 - what datasets and scripts draw from
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "python": random.getstate(),
-        "numpy": tuple(numpy_state),
-    }
-
-
-def restore_random_states(states: Mapping[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(states["torch"].cpu())
-    if states["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+            self._writer = None

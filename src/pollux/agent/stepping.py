@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -48,6 +48,7 @@ class Outcome(enum.Enum):
     STEPPED = "the optimizer has stepped"
     SKIPPED = "the step was left out: a gradient was not finite"
     RETRY = "out of memory: the step is to be dealt again, in smaller passes"
+    REGROUPED = "other replicas train now: what was dealt ahead is to be dealt again"
 
 
 class Stepper:
@@ -66,6 +67,7 @@ class Stepper:
         scaler: StepScaler | None,
         has_schedule: bool,
         course: Course,
+        is_loss: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -77,6 +79,9 @@ class Stepper:
         self._scaler = scaler
         self._has_schedule = has_schedule
         self._course = course
+        self._is_loss = is_loss
+        self.has_lost = False
+        """Other replicas are out of reach: nothing comes of this step, which is to be dealt again."""
         self._skips = 0
         self._plan: StepPlan | None = None
         self._hidden: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
@@ -100,6 +105,7 @@ class Stepper:
         self.difference: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         """What the differenced estimator measured in this step."""
         model.on_failure = self._forward_failed
+        model.on_error = self._note_loss_of_peers
         optimizer.register_step_pre_hook(self._before_optimizer)
         optimizer.register_step_post_hook(self._after_optimizer)
         # Until a measured step tells better: backward usually ends where forward began.
@@ -114,6 +120,16 @@ class Stepper:
     def learning_rate(self) -> float:
         """What the user's schedule says for the first parameter group."""
         return float(self._optimizer.param_groups[0]["lr"])
+
+    def regrouped(self) -> None:
+        """Between two steps: there are other replicas now."""
+        self.abandon()
+        self.has_lost = False
+        self._timed = None
+        if self._timer is not None:
+            self._timer.remove()
+            self._timer = None
+        self._time_synchronisation(next((p for p in self._parameters() if p.requires_grad), None))
 
     def check_model(self) -> None:
         """Before a turn of the loop: have DDP follow parameters that were frozen or unfrozen since."""
@@ -181,14 +197,25 @@ class Stepper:
         plain = self._scaler.take_loss() if self._scaler is not None else None
         self.losses.append(((loss.detach() if plain is None else plain).reshape(()), self._size))
 
-    @staticmethod
-    def _try_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> torch.OutOfMemoryError | None:
+    def _try_backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> torch.OutOfMemoryError | None:
         try:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError as error:
             # Without its traceback, which would keep the activations alive.
             return error.with_traceback(None)
+        except RuntimeError as error:
+            if not self._note_loss_of_peers(error):
+                raise
         return None
+
+    def _note_loss_of_peers(self, error: RuntimeError) -> bool:
+        """Other replicas are out of reach: the body runs to its end, to no effect, and the step comes again."""
+        if not self._is_loss(error):
+            return False
+        self.has_lost = self._has_failed = True
+        self._model.disconnect()
+        self._clear_gradients()
+        return True
 
     def end_pass(self) -> Outcome:
         """The body of the loop is over. Raises LoopMisuse if it left something out."""
@@ -268,8 +295,12 @@ class Stepper:
             parameter.grad = None
 
     def _complete_gradients(self) -> None:
-        if self.is_careful:
-            self._agree_and_average()
+        if self.is_careful and not self.has_lost:
+            try:
+                self._agree_and_average()
+            except RuntimeError as error:
+                if not self._note_loss_of_peers(error):
+                    raise
         if self._has_failed:
             self._clear_gradients()
             if self._scaler is not None:

@@ -24,6 +24,7 @@ from pollux.wire.entries import (
     CheckpointSaved,
     GuardFired,
     OutOfMemory,
+    ReplicasChanged,
     RunState,
     TrainingFinished,
     TrainingResumed,
@@ -50,8 +51,10 @@ class Teller:
         folder: Path | None,
         tensorboard: Path | None,
         seed: int | None,
+        post: Callable[[AgentReport], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`post`: how reports go out if the environment names no address for them."""
         self._environment = environment
         self._replicas = replicas
         self._adapter = adapter
@@ -59,17 +62,26 @@ class Teller:
         self._seed = seed
         self._clock = clock
         self._checkpoint: Path | None = None
-        post = None
-        if replicas.is_main and environment.report_url is not None:
-            post = ReportClient(environment.report_url, environment.token).post
-        self._reporter = Reporter(post)
-        is_main = replicas.is_main
-        self._journal = Journal(
-            folder / "journal.jsonl" if is_main and folder is not None else None,
-            tensorboard if is_main else None,
-            tell=self._reporter.note,
-            clock=clock,
-        )
+        self._post = post
+        self._folder = folder
+        self._tensorboard = tensorboard
+        self._speaks = False
+        self._reporter = Reporter(None)
+        self._journal = Journal(None)
+
+    def assign_role(self) -> None:
+        """The first replica speaks."""
+        if self._speaks == self._replicas.is_main:
+            return
+        self.close()
+        self._speaks = self._replicas.is_main
+        if not self._speaks:
+            self._reporter, self._journal = Reporter(None), Journal(None)
+            return
+        url, post = self._environment.report_url, self._post
+        self._reporter = Reporter(ReportClient(url, self._environment.token).post if url is not None else post)
+        path = self._folder / "journal.jsonl" if self._folder is not None else None
+        self._journal = Journal(path, self._tensorboard, tell=self._reporter.note, clock=self._clock)
 
     def state(self) -> RunState:
         """Where the run stands between two steps."""
@@ -115,6 +127,13 @@ class Teller:
         if self._dealer.config != before:
             self.batch_changed(before, self._dealer.config, "smaller passes fit into memory", None)
 
+    def replicas_changed(self, before: int, is_repair: bool) -> None:
+        if not self._replicas.is_main:
+            return
+        reason = "lost" if is_repair else "resized"
+        log.info("%d → %d replicas (%s)", before, self._replicas.size, reason)
+        self._journal.write(ReplicasChanged(self._clock(), self.state(), before, reason))
+
     def verdict(self, verdict: Verdict) -> None:
         if not self._replicas.is_main:
             return
@@ -131,7 +150,7 @@ class Teller:
         noise = adapter.noise.noise_scale(adapter.initial_batch_size) if adapter.gradient() else None
         report = AgentReport(
             job=JobId(self._environment.job),
-            generation=self._environment.generation,
+            generation=self._replicas.generation,
             sent_at_s=self._clock(),
             state=self.state(),
             profile=adapter.profile(),

@@ -117,6 +117,22 @@ class BatchChanged(Entry):
 
 @register
 @dataclass(frozen=True, slots=True)
+class ReplicasChanged(Entry):
+    """Other replicas train from now on; their number may be the same."""
+
+    before: int
+    """How many there were."""
+    reason: str
+    """resized, or lost."""
+
+    def __post_init__(self) -> None:
+        Entry.__post_init__(self)
+        checks.whole(InvalidSpec, "before", self.before, 1)
+        checks.text(InvalidSpec, "reason", self.reason)
+
+
+@register
+@dataclass(frozen=True, slots=True)
 class LearningRateChanged(Entry):
     """The factors have moved by more than the journal lets pass in silence."""
 
@@ -205,6 +221,7 @@ JournalEntry = (
     TrainingStarted
     | TrainingResumed
     | BatchChanged
+    | ReplicasChanged
     | LearningRateChanged
     | GuardFired
     | OutOfMemory

@@ -255,6 +255,8 @@ class Refused:
 
     problem: str
     is_stale: bool = False
+    generation: int = 0
+    """The newer one; 0 if nothing is stale."""
 
 
 @register

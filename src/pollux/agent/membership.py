@@ -1,0 +1,421 @@
+"""Whom this replica trains with, and how that changes while it trains.
+
+A node daemon names the members; the replicas find each other in the job's store. A planned change happens at a step
+that all agree on (`StepAgreement`). When a member is lost, the group's connections are cut, so that nobody waits for
+it, and each survivor joins the next membership as soon as it notices. Either way one procedure follows: gather, let
+those who lack the state take it from one who is furthest, make the new group.
+
+Alone and under torchrun there is no daemon: the members stay, and a lost one is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+
+from pollux.agent.environment import Environment
+from pollux.agent.link import Link
+from pollux.agent.rendezvous import Card, Made, Rendezvous, is_connection_loss, leave_group
+from pollux.agent.replicas import Replicas, device_of
+from pollux.agent.transfer import Giver, take
+from pollux.core import JobId
+from pollux.errors import LoopMisuse, Temporary
+from pollux.wire.messages import AgentReport
+from pollux.wire.replicas import Join, Leave, ReplicaPhase
+
+log = logging.getLogger(__name__)
+
+HANDOVER_S = 300.0
+"""How long a replica that leaves waits for those who are to take its state."""
+
+
+class Left(Exception):
+    """This replica is no member any more, and has nothing left to do."""
+
+
+class Holder(Protocol):
+    """Who has the training state."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def is_inside(self) -> bool:
+        """Whether the script is in its loop over the loader."""
+        ...
+
+    def small(self) -> dict[str, Any]:
+        """What members may disagree on after a loss."""
+        ...
+
+    def full(self) -> dict[str, Any]:
+        """All that a newcomer needs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What another membership means for this replica."""
+
+    is_repair: bool
+    state: dict[str, Any] | None = None
+    """To go on from; None: from its own."""
+    is_full: bool = False
+    is_shared: bool = True
+    """All members have the same state now; else they have all just begun, each with weights of its own."""
+
+
+class Membership:
+    """This replica's place in the job, by the word of its node's daemon."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.has_state = False
+        """Its state is that of the job: it has trained, or started together with the others, or was given it."""
+        self._link: Link | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._made: Made | None = None
+        self._agreement: StepAgreement | None = None
+        self._is_fresh = True
+        """No step was finished as this membership yet."""
+        self._sums = 0
+        self._last_sum: list[float] = []
+        self._missed_sum: list[float] | None = None
+        self.on_lost: Callable[[], None] = lambda: None
+        """Regroups; called where the replicas come together outside of steps."""
+        if not environment.is_managed:
+            self.replicas = Replicas.join(environment)
+            self.replicas.generation = environment.generation
+            return
+        if dist.is_initialized():
+            raise LoopMisuse(
+                "the script made a process group before Job(…), and under Pollux its members change",
+                "Leave init_process_group to the job",
+            )
+        self.replicas = Replicas(environment.rank, environment.size, environment.num_nodes, device_of(environment))
+        self.replicas.generation = environment.generation
+        self.replicas.is_member = not environment.is_newcomer
+        self._link = Link(
+            f"unix:{environment.socket}",
+            environment.token or "",
+            JobId(environment.job),
+            environment.replica,
+            environment.heartbeat_s,
+        )
+        self._link.on_repair = self._cut
+        self._tell(ReplicaPhase.STARTING, 0)
+        if not environment.is_newcomer:
+            self._gather_at_the_start()
+
+    def _gather_at_the_start(self) -> None:
+        environment = self._environment
+        assert environment.store is not None
+        first = Join(
+            JobId(environment.job),
+            environment.generation,
+            0,
+            environment.rank,
+            environment.size,
+            environment.num_nodes,
+            environment.store,
+        )
+        if self._try_join(first, NOTHING) is None:
+            self.regroup(NOTHING, is_planned=False)
+
+    # Told and asked
+
+    @property
+    def is_managed(self) -> bool:
+        return self._link is not None
+
+    @property
+    def post(self) -> Callable[[AgentReport], None] | None:
+        """How reports reach the daemon, if there is one."""
+        return self._link.post if self._link is not None else None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.replicas.generation, self.replicas.membership
+
+    @property
+    def is_pending(self) -> bool:
+        """The daemon has named other members."""
+        return self._link is not None and self._link.newest is not None and self._is_newer(self._link.newest)
+
+    def _is_newer(self, instruction: Join | Leave) -> bool:
+        return (instruction.generation, instruction.membership) > self.place
+
+    def _tell(self, phase: ReplicaPhase, step: int) -> None:
+        if self._link is not None:
+            self._link.tell(phase, *self.place, step, self.has_state or self.replicas.is_member)
+
+    def is_switch_due(self, step: int) -> bool:
+        """After a step, while other members are pending: whether all switch here."""
+        instruction = self._link.newest if self._link is not None else None
+        if instruction is None or not self._is_newer(instruction):
+            return False
+        if self.replicas.size == 1 or (isinstance(instruction, Join) and instruction.is_repair):
+            return True
+        try:
+            if self._agreement is None or self._agreement.instruction != instruction:
+                store = self._rendezvous_at(instruction.store).store
+                self._agreement = StepAgreement(store, instruction, self.replicas.rank, self.replicas.size)
+            return self._agreement.is_due(step)
+        except (RuntimeError, Temporary) as error:
+            if isinstance(error, RuntimeError) and not is_connection_loss(error):
+                raise
+            log.warning("the store at %s does not answer: %s", instruction.store, error)
+            return False
+
+    def trained(self, step: int) -> None:
+        """A step is finished."""
+        if self._is_fresh:
+            self._is_fresh = False
+            self._tell(ReplicaPhase.TRAINING, step)
+
+    def beat(self, step: int) -> None:
+        """Now and then, while it trains."""
+        self._tell(ReplicaPhase.TRAINING, step)
+
+    # Losses
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Whether it means that other members are out of reach, and that there is a way out."""
+        return self.is_managed and is_connection_loss(error)
+
+    def _cut(self, join: Join) -> None:
+        """In the link's thread: a member is lost, so that nothing more will come of the group."""
+        if self._rendezvous is not None:
+            self._rendezvous.cut((join.generation, join.membership))
+
+    def sum(self, vector: torch.Tensor) -> torch.Tensor:
+        """The sum over all members, outside of steps; goes on with the survivors where members are lost.
+
+        A member that got the result just before another one was lost carries it to those who did not.
+        """
+        if not self.is_managed:
+            return self.replicas.sum(vector)
+        while True:
+            try:
+                total = self.replicas.sum(vector.clone())
+                break
+            except RuntimeError as error:
+                if not self.is_loss(error):
+                    raise
+            self.on_lost()
+            if self._missed_sum is not None:
+                total = torch.tensor(self._missed_sum, dtype=vector.dtype, device=vector.device)
+                self._missed_sum = None
+                break
+        self._sums += 1
+        self._last_sum = total.tolist()
+        return total
+
+    @property
+    def is_heir(self) -> bool:
+        """This member takes over what the others have counted: it will be the first."""
+        newest = self._link.newest if self._link is not None else None
+        return isinstance(newest, Join) and newest.rank == 0
+
+    @property
+    def hands_over(self) -> bool:
+        """This replica is to leave, and gives the state to those who come."""
+        newest = self._link.newest if self._link is not None else None
+        return isinstance(newest, Leave) and newest.hands_over
+
+    # Changes
+
+    def regroup(self, holder: Holder, *, is_planned: bool) -> Change:
+        """Leave the group and join the members that the daemon names next. Raises `Left` if this is none of them."""
+        assert self._link is not None
+        self._leave_group(is_broken=not is_planned)
+        while True:
+            instruction = self._link.newest
+            if instruction is None or not self._is_newer(instruction):
+                self._tell(ReplicaPhase.WAITING, holder.step)
+                instruction = self._link.wait(self.place, None)
+                assert instruction is not None
+            if isinstance(instruction, Leave):
+                self._go(instruction, holder)
+            change = self._try_join(instruction, holder)
+            if change is not None:
+                return change
+            if self._link.newest == instruction:
+                # Somebody was lost on the way: nobody tries the same again.
+                self.replicas.generation, self.replicas.membership = instruction.generation, instruction.membership
+
+    def wait_to_join(self, holder: Holder) -> Change:
+        """A newcomer has come to its first loop."""
+        assert self._link is not None
+        self._tell(ReplicaPhase.READY, 0)
+        # Its own generation is the one that it waits for.
+        self.replicas.generation, self.replicas.membership = self._environment.generation - 1, 0
+        instruction = self._link.wait(self.place, None)
+        assert instruction is not None
+        return self.regroup(holder, is_planned=False)
+
+    def _go(self, instruction: Leave, holder: Holder) -> NoReturn:
+        self._tell(ReplicaPhase.LEAVING, holder.step)
+        if instruction.hands_over:
+            with Giver(self._host(), holder.small, holder.full) as giver:
+                rendezvous = self._rendezvous_at(instruction.store)
+                rendezvous.offer(instruction, self._card(0, holder, giver))
+                rendezvous.await_taken(instruction, HANDOVER_S)
+        self.replicas.is_member = False
+        raise Left
+
+    def _try_join(self, join: Join, holder: Holder) -> Change | None:
+        """None: it came to nothing, since members were lost or others named."""
+        self._tell(ReplicaPhase.JOINING, holder.step)
+        is_superseded = self._has_newer_than(join)
+        try:
+            rendezvous = self._rendezvous_at(join.store)
+            with Giver(self._host(), holder.small, holder.full) as giver:
+                cards = rendezvous.gather(join, self._card(join.rank, holder, giver), is_superseded)
+                if cards is None:
+                    return None
+                offered = rendezvous.await_offer(join, is_superseded) if join.takes_from_leaver else None
+                if join.takes_from_leaver and offered is None:
+                    return None
+                state, is_full = self._take(join, cards, offered)
+                is_shared = offered is not None or any(card.has_state for card in cards)
+                # All who take have taken before they come here.
+                made = rendezvous.make_group(join, self.replicas.device, is_superseded)
+                if join.takes_from_leaver:
+                    rendezvous.tell_taken(join)
+        except (RuntimeError, Temporary) as error:
+            if isinstance(error, RuntimeError) and not is_connection_loss(error):
+                raise
+            log.warning("generation %d.%d did not come together: %s", join.generation, join.membership, error)
+            self._leave_group(is_broken=True)
+            return None
+        self._made = made
+        self.replicas.become(join.rank, join.size, join.num_nodes, made.group)
+        self.replicas.generation, self.replicas.membership = join.generation, join.membership
+        self.replicas.is_member = self._is_fresh = True
+        self._agreement = None
+        return Change(join.is_repair, state, is_full, is_shared)
+
+    def _take(self, join: Join, cards: Sequence[Card], offered: Card | None) -> tuple[dict[str, Any] | None, bool]:
+        """The state that this replica needs, if any, from those who are furthest; and whether it is all of it."""
+        own = cards[join.rank]
+        furthest = offered or max(
+            (card for card in cards if card.has_state), key=lambda card: (_how_far(card), -card.rank), default=own
+        )
+        self._missed_sum = list(furthest.last_sum) if own.has_state and furthest.sums > own.sums else None
+        if not own.has_state:
+            self._sums = furthest.sums
+        if furthest is own or not furthest.has_state:
+            return None, False  # nobody has any: they have all just started
+        sources = [card for card in cards if card.has_state and _how_far(card) == _how_far(furthest)] or [furthest]
+        if not own.has_state or own.step < furthest.step:
+            source = sources[join.rank % len(sources)]
+            return take(source.address, source.key, full=True), True
+        if join.is_repair:  # a beat may have reached some and not others
+            return take(furthest.address, furthest.key, full=False), False
+        return None, False
+
+    def _card(self, rank: int, holder: Holder, giver: Giver) -> Card:
+        return Card(
+            rank,
+            holder.step,
+            self.has_state,
+            giver.address,
+            giver.key,
+            sums=self._sums,
+            last_sum=tuple(self._last_sum),
+            is_inside=holder.is_inside,
+        )
+
+    def _has_newer_than(self, instruction: Join | Leave) -> Callable[[], bool]:
+        link = self._link
+        assert link is not None
+        return lambda: link.newest is not None and (
+            (link.newest.generation, link.newest.membership) > (instruction.generation, instruction.membership)
+        )
+
+    def _rendezvous_at(self, address: str) -> Rendezvous:
+        if self._rendezvous is None or self._rendezvous.address != address:
+            self._rendezvous = Rendezvous(address)
+        return self._rendezvous
+
+    def _host(self) -> str:
+        """An address of this machine that the other members can reach."""
+        store = (self._link.newest.store if self._link and self._link.newest else None) or self._environment.store
+        return Rendezvous.host_towards(store or "127.0.0.1:1")
+
+    def _leave_group(self, *, is_broken: bool) -> None:
+        made, self._made = self._made, None
+        self.replicas.group = None
+        if made is None:
+            return
+        if is_broken:
+            made.sockets.cut()  # peers that have not noticed yet do now
+        leave_group(made)
+
+    def close(self, step: int = 0) -> None:
+        """Give back the group and the connection."""
+        if self._link is None:
+            self.replicas.leave()
+            return
+        self._tell(ReplicaPhase.LEAVING, step)
+        self._leave_group(is_broken=False)
+        self._link.close()
+
+
+def _how_far(card: Card) -> tuple[int, int, bool]:
+    """In the order of a script: one that has left its loop over the loader is further than one that has not."""
+    return card.step, card.sums, not card.is_inside
+
+
+class StepAgreement:
+    """The members agree on the step after which they switch, through the store, without holding up training.
+
+    Each tells the store that it knows of the switch, and from then on looks after every step. Once all have, the first
+    one names the step that it is about to take: nobody finishes that step without it, so that all see the name in time.
+    """
+
+    def __init__(self, store: Any, instruction: Join | Leave, rank: int, size: int) -> None:
+        self.instruction = instruction
+        self._store = store
+        self._name = f"{instruction.generation}.{instruction.membership}/switch"
+        self._rank = rank
+        self._size = size
+        self._step: int | None = None
+        self._has_told = rank == 0
+
+    def is_due(self, step: int) -> bool:
+        """Asked after each step."""
+        if not self._has_told:
+            self._store.add(f"{self._name}/told", 1)
+            self._has_told = True
+        if self._step is None:
+            self._look(step)
+        return self._step is not None and step >= self._step
+
+    def _look(self, step: int) -> None:
+        if self._rank == 0:
+            if self._store.add(f"{self._name}/told", 0) >= self._size - 1:
+                self._step = step + 1
+                self._store.set(f"{self._name}/step", str(self._step))
+        elif self._store.check([f"{self._name}/step"]):
+            self._step = int(self._store.get(f"{self._name}/step"))
+
+
+class _Nothing:
+    """What a replica has that has just been started: nothing to hand over."""
+
+    step = 0
+    is_inside = False
+
+    def small(self) -> dict[str, Any]:
+        return {}
+
+    full = small
+
+
+NOTHING: Holder = _Nothing()

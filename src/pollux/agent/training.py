@@ -1,0 +1,294 @@
+"""A prepared job in its loops: which epochs there are, when it saves, leaves, and changes its replicas."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from pollux.agent.adapting import Heard
+from pollux.agent.checkpoint import Loaded
+from pollux.agent.looping import Goal
+from pollux.agent.membership import Change, Left, Membership
+from pollux.agent.metrics import Averages
+from pollux.agent.parts import Parts
+from pollux.agent.place import Place
+from pollux.agent.signals import EXIT_CODE, on_terminate
+from pollux.agent.state import TrainingState, restore_random_states
+from pollux.errors import LoopMisuse
+
+log = logging.getLogger(__name__)
+
+
+class Training:
+    """What happens in the loops of a script, on one of its replicas."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        parts: Parts,
+        state: TrainingState,
+        averages: Averages,
+        close: Callable[[], None],
+    ) -> None:
+        self._membership = membership
+        self._replicas = membership.replicas
+        self._parts = parts
+        self._state = state
+        self._averages = averages
+        self._close = close
+        self._resume_from = Place()
+        self._is_resumed = False
+        self._on_resumed: Callable[[], None] | None = None
+        """Called once, where the script comes to the loop that it resumes after an epoch or at the end."""
+        self._loops_begun = 0
+        self._leave_asked = False
+        self.stop_reason = ""
+        membership.on_lost = functools.partial(self.regroup, is_planned=False)
+        parts.loop.on_heard = self._heard
+        parts.loop.on_regroup = lambda is_planned: self.regroup(is_planned=is_planned)
+
+    # Beginning
+
+    def begin(self) -> None:
+        """From the newest checkpoint if there is one; a replica that joins others waits until it comes to a loop."""
+        if not self._replicas.is_member:
+            return
+        parts = self._parts
+        loaded = parts.saver.latest()
+        if loaded is not None:
+            self._resume(loaded)
+        try:
+            parts.model.connect(self._replicas)
+        except RuntimeError as error:
+            if not self._membership.is_loss(error):
+                raise
+            self.regroup(is_planned=False)
+        self._membership.has_state = True
+        if loaded is None:
+            parts.teller.started()
+        else:
+            parts.teller.resumed(loaded.path)
+
+    def _resume(self, loaded: Loaded) -> None:
+        is_main = self._replicas.is_main
+        self._state.resume(loaded.parts, str(loaded.path), is_main=is_main)
+        self._go_on_at(loaded.parts["training"], restores_random=is_main)
+
+    def _go_on_at(self, training: Mapping[str, Any], *, restores_random: bool) -> None:
+        """Fast-forward to that place of the script."""
+        self._resume_from = Place(**training["place"])
+        self._is_resumed = True
+        if not restores_random:
+            return
+        restore = functools.partial(restore_random_states, training["random"], self._replicas.device)
+        # Where they were taken: making an iterator of a DataLoader draws from them.
+        if training["is_inside"]:
+            self._parts.loop.on_first_pass = restore
+        else:
+            self._on_resumed = restore
+
+    # Loops
+
+    def turns(
+        self, kind: str, count: int, beginning: Callable[[], float], goal: Callable[[float, int], Goal]
+    ) -> Iterator[int]:
+        """The loop that a script writes around the one over its loader."""
+        made = self._parts
+        if made.loop.goal is not None:
+            raise LoopMisuse(
+                "job.epochs or job.passes is used inside another of them", "Write one of them around the loop"
+            )
+        if not self._replicas.is_member:
+            self._join_the_others()
+        number = self._loops_begun
+        self._loops_begun += 1
+        resumed = self._resume_from
+        if number == resumed.loop and self._is_resumed:
+            self._check_same_loop(resumed, kind, count)
+        if number == resumed.loop and self._on_resumed is not None:
+            self._on_resumed()
+            self._on_resumed = None
+        if number < resumed.loop:
+            return
+        if number == resumed.loop and resumed.is_finished and resumed.epoch >= count:
+            if self._replicas.is_main:
+                log.warning("this loop of %d epochs has ended before: give more, or another checkpoint_dir", count)
+            return
+        first, start = 0, beginning()
+        if number == resumed.loop and self._is_resumed:
+            first, start = resumed.epoch, resumed.start
+        made.loop.is_stopped = False
+        if made.saver.is_on:
+            self._state.check_user_state()
+        try:
+            with on_terminate(self._ask_leave):
+                for epoch in range(first, count):
+                    made.loop.goal = aim = goal(start, epoch + 1)
+                    made.adapter.total_progress = goal(start, count).progress
+                    self._state.place = Place(number, epoch, start, kind=kind, count=count)
+                    yield epoch
+                    if aim.progress is not None:
+                        # Left early, by a break: the next epoch is a whole one all the same.
+                        start -= max(0.0, aim.progress - made.adapter.progress)
+                    self._state.place = Place(number, epoch + 1, start, kind=kind, count=count)
+                    self._agree_to_go_on()
+                    if made.loop.is_stopped:
+                        break
+            end = Place(number, max(first, count), start, is_finished=True, kind=kind, count=count)
+            self._finish_loop(end)
+        finally:  # also after a break of the script's
+            made.loop.goal = None
+            made.adapter.wants_stop = False
+
+    @staticmethod
+    def _check_same_loop(others: Place, kind: str, count: int) -> None:
+        """A script that comes to other loops than it did before, or than the other replicas, went another way."""
+        if others.kind and others.kind != kind:
+            raise LoopMisuse(
+                f"loop {others.loop} of the script is over job.{kind}({count}), and was over"
+                f" job.{others.kind}({others.count}) in the state that it goes on from",
+                "Run the same loops in the same order on every replica, whatever is_main, the rank or the time says",
+            )
+
+    def stop(self) -> None:
+        """End the loop early and well, on all replicas at the same step, at most two beats from now."""
+        if self._parts.loop.is_inside:
+            self._parts.adapter.wants_stop = True
+        else:
+            self._parts.loop.is_stopped = True
+
+    # Boundaries
+
+    def _heard(self, heard: Heard) -> None:
+        made = self._parts
+        made.teller.beat()
+        made.teller.checkpoint(made.saver.last_path)
+        self._membership.beat(self._state.step)
+        if Heard.LEAVE in heard and made.loop.is_cut_short:
+            self._leave_asked = True  # nothing may be raised while the loader is closed; soon the epoch is over
+        elif Heard.LEAVE in heard:
+            self._leave()
+        if Heard.STOP in heard:
+            made.loop.is_stopped = True
+        elif Heard.SAVE in heard:
+            self._save(wait=False)
+
+    def _ask_leave(self) -> None:
+        """A signal came."""
+        self._leave_asked = True
+        self._parts.adapter.wants_leave = True
+
+    def _agree_to_go_on(self) -> None:
+        """Between epochs; every replica comes by here, so that what one was asked all do."""
+        loop = self._parts.loop
+        is_stopped = loop.is_stopped or self._parts.adapter.wants_stop
+        asked = [self._leave_asked, is_stopped, self._membership.is_pending]
+        told = torch.tensor(asked, dtype=torch.float64, device=self._replicas.device)
+        leave, stop, pending = self._membership.sum(told).tolist()
+        loop.is_stopped = stop > 0
+        if leave > 0:
+            self._leave()
+        if pending == self._replicas.size and self._membership.is_pending:
+            self.regroup(is_planned=True)
+
+    def _leave(self) -> NoReturn:
+        made = self._parts
+        self._save(wait=True)
+        # A launcher that sees one replica end may end the others, one of which is still writing.
+        self._replicas.barrier()
+        made.teller.checkpoint(made.saver.last_path)
+        made.teller.stopped("SIGTERM")
+        self._close()
+        raise SystemExit(EXIT_CODE)
+
+    def _finish_loop(self, place: Place) -> None:
+        made = self._parts
+        try:
+            made.adapter.settle()
+        except RuntimeError as error:
+            if not self._membership.is_loss(error):
+                raise
+            self.regroup(is_planned=False)
+        self._state.place = place
+        if made.saver.is_on:
+            self._write(self._averages.merged_state(), wait=True)
+            made.teller.checkpoint(made.saver.last_path)
+        made.teller.finished(self.stop_reason if made.loop.is_stopped else "")
+
+    def _save(self, *, wait: bool) -> None:
+        """Every replica calls it: averages are summed over all of them. Members may be lost in it."""
+        self._write(self._averages.merged_state(self._replicas.sum), wait=wait)
+
+    def _write(self, averages: Mapping[str, Any], *, wait: bool) -> None:
+        if self._replicas.is_main:
+            state = self._state
+            self._parts.saver.save(state.step, state.parts(averages), state.facts(), wait=wait)
+
+    # Other replicas
+
+    def _join_the_others(self) -> None:
+        """A newcomer has come to its first loop: from here on it is where they are."""
+        change = self._membership.wait_to_join(self._state)
+        assert change.state is not None
+        self._settle_in(change)
+        self._go_on_at(change.state["training"], restores_random=True)
+
+    def regroup(self, *, is_planned: bool) -> None:
+        """Between two steps, or where replicas come together: become a member of what the daemon names next.
+
+        Planned: all members of the present group do so here.
+        """
+        before = self._replicas.size
+        if is_planned:
+            self._let_go()
+        self._parts.adapter.drop()
+        self._parts.model.disconnect()
+        while True:
+            try:
+                change = self._membership.regroup(self._state, is_planned=is_planned)
+            except Left:
+                self._close()
+                raise SystemExit(0) from None
+            try:
+                self._settle_in(change)
+            except RuntimeError as error:
+                if not self._membership.is_loss(error):
+                    raise
+                is_planned = False
+                continue
+            self._parts.teller.replicas_changed(before, change.is_repair)
+            return
+
+    def _let_go(self) -> None:
+        """Have nothing under way in the group that is to be left, and lose nothing that its members have counted."""
+        adapter = self._parts.adapter
+        try:
+            if Heard.SAVE in adapter.settle():
+                adapter.wants_save = self._replicas.is_main
+            self._merge_averages()
+        except RuntimeError as error:
+            if not self._membership.is_loss(error):
+                raise
+
+    def _merge_averages(self) -> None:
+        """Some members may leave: the first of those who stay takes over what all have counted."""
+        merged = self._averages.merged_state(self._replicas.sum)
+        self._averages.load_state_dict(merged, self._membership.is_heir)
+        self._state.merged_averages = merged if self._membership.hands_over else None
+
+    def _settle_in(self, change: Change) -> None:
+        made = self._parts
+        if change.state is not None and change.is_full:
+            self._state.join(change.state, is_main=self._replicas.is_main)
+        elif change.state is not None:
+            self._state.agree(change.state)
+        made.adapter.regrouped()
+        made.stepper.regrouped()
+        made.loop.regrouped()
+        made.model.connect(self._replicas, is_equal=change.is_shared)
+        self._membership.has_state = True
+        made.assign_roles()
