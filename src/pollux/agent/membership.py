@@ -100,7 +100,7 @@ class Membership:
         self.replicas.generation = environment.generation
         self.replicas.is_member = not environment.is_newcomer
         self._link = Link(
-            f"unix:{environment.socket}",
+            environment.socket or "",
             environment.token or "",
             JobId(environment.job),
             environment.replica,

@@ -95,8 +95,9 @@ class GroupSockets:
         self._group = group
 
     def cut(self) -> None:
-        """Let every call that waits in the group fail at once, here and at the other members. From any thread.
+        """Let every call that waits in the group fail at once, and calls of others that wait for this one.
 
+        From any thread. A member that hangs keeps others waiting until they have cut their own side.
         Destroying or aborting the group instead does not do it: gloo keeps its sockets while anything refers to the
         group, and DDP does.
         """

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pollux import __version__
-from pollux.cli import doctor, output, profile, simulate, study, workload
+from pollux.cli import doctor, launch, node, output, profile, simulate, study, workload
 from pollux.errors import InvalidInput, PolluxError
 
 FAILED = 1
@@ -89,6 +89,9 @@ app.command()(study.reproduce)
 app.command()(workload.policies)
 app.add_typer(workload.app, name="workload")
 app.add_typer(profile.app, name="profile")
+app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
+app.command()(launch.resize)
+app.command()(node.node)
 app.command()(doctor.doctor)
 
 

@@ -1,0 +1,63 @@
+"""`pollux node`: the daemon of one machine, in the foreground."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pollux.cli import output
+from pollux.core import NodeId
+from pollux.errors import InvalidInput
+
+
+def node(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Where it keeps its state and logs.", show_default="~/.pollux/node"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--node", metavar="NAME", help="What this node is called.", show_default="host name")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 means all of them.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means the one used before, or a free one.")
+    ] = 0,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Replicas that it has room for.", show_default="its GPUs, else its cores")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Who knows this token may talk to it. Give all nodes the same one.",
+            show_default="token in DIR, made if need be",
+        ),
+    ] = None,
+    ephemeral: Annotated[
+        bool, typer.Option("--ephemeral", help="End together with the process that started it, and all replicas too.")
+    ] = False,
+    hang_after: Annotated[
+        float, typer.Option(metavar="S", help="Kill replicas that give no sign of life for so many seconds.")
+    ] = 15.0,
+    heartbeat: Annotated[float, typer.Option(metavar="S", help="Seconds from one sign of life to the next.")] = 1.0,
+) -> None:
+    """Run the daemon of this machine: it starts, watches and ends the replicas of jobs.
+
+    It stays in the foreground, as service managers like it. SIGTERM ends the daemon alone: replicas train on, and the
+    next daemon on the same folder finds them. Ctrl-C ends the replicas, too; they save first.
+    """
+    from pollux.node.daemon import DaemonOptions, serve
+    from pollux.node.folder import StateFolder
+    from pollux.node.launched import pollux_home
+
+    if not 0 < heartbeat < hang_after:
+        fix = "Give a positive --heartbeat, and several times as much to --hang-after"
+        raise InvalidInput("--heartbeat", heartbeat, f"not between 0 and --hang-after = {hang_after:g} s", fix)
+    state = StateFolder(folder or pollux_home() / "node", token_file)
+    here = name or socket.gethostname()
+    output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
+    options = DaemonOptions(heartbeat_s=heartbeat, hang_after_s=hang_after, is_ephemeral=ephemeral)
+    raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))

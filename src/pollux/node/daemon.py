@@ -1,0 +1,223 @@
+"""The node daemon: puts its parts together, runs them until it is told to end, and leaves its replicas running.
+
+`serve` is what `pollux node` calls; `Daemon` is for programs that have a loop of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from pollux import __version__
+from pollux.core import JobId, NodeId
+from pollux.errors import PolluxError
+from pollux.node.fingerprint import fingerprint
+from pollux.node.folder import NodeFile, StateFolder
+from pollux.node.home import Home
+from pollux.node.hosting import Hosting
+from pollux.node.keeper_client import KeeperClient
+from pollux.node.run import RunOptions
+from pollux.node.serving import Server, Watchers
+from pollux.wire import AgentReport
+from pollux.wire.nodes import NodeDescription, ReplicaNews, ReportNews
+
+log = logging.getLogger(__name__)
+
+PARENT_EVERY_S = 1.0
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    heartbeat_s: float = 1.0
+    """How often replicas give a sign of life."""
+    hang_after_s: float = 15.0
+    """A replica that is silent for so long is killed."""
+    end_grace_s: float = 10.0
+    """How long replicas may save when all is ended."""
+    advertised_host: str = ""
+    """Where other machines reach this one; empty: the host that it listens on, or its name if that is any."""
+    is_ephemeral: bool = False
+    """All replicas end with the daemon, and it with its parent process."""
+    preload: tuple[str, ...] | None = None
+    """What the keeper imports for replicas; None: torch and Pollux."""
+    run: RunOptions = field(default_factory=RunOptions)
+
+
+class Daemon:
+    """One node. `run` may be called once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        node: NodeId,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        slots: int | None = None,
+        options: DaemonOptions | None = None,
+        *,
+        token_file: Path | None = None,
+        keeper: KeeperClient | None = None,
+    ) -> None:
+        self.folder = StateFolder(folder, token_file)
+        self.node = node
+        self._host = host
+        self._port = port
+        self._slots = count_slots() if slots is None else slots
+        self._options = options or DaemonOptions()
+        self._keeper = keeper or KeeperClient()
+        self._stopping = asyncio.Event()
+        self._ends_all = self._options.is_ephemeral
+        self.address = ""
+        """host:port, once `run` listens."""
+
+    def stop(self, *, end_all: bool = False) -> None:
+        """Let `run` return soon. `end_all`: replicas, stores and keeper end, too."""
+        self._ends_all |= end_all
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Until `stop`. `Permanent` if another daemon uses the folder, `OSError` if the port is taken."""
+        self.folder.lock()
+        try:
+            await self._run()
+        finally:
+            self.folder.close()
+
+    async def _run(self) -> None:
+        options, watchers, keeper = self._options, Watchers(), self._keeper
+        reached_at = options.advertised_host or (
+            socket.gethostname() if self._host in ("0.0.0.0", "::") else self._host
+        )
+
+        def hear(news: ReplicaNews) -> None:
+            watchers.publish(news)
+            home.hear(news)
+
+        def report(report: AgentReport) -> None:
+            watchers.publish(ReportNews(report), is_of_home=home.is_home_of(report.job))
+
+        def store_lost(job: JobId) -> None:
+            chores.append(asyncio.create_task(home.store_lost(job)))
+
+        def keeper_lost() -> None:
+            hosting.orphan()
+            chores.append(asyncio.create_task(self._renew_keeper()))
+
+        hosting = Hosting(
+            self.folder,
+            self.node,
+            keeper,
+            hear,
+            report,
+            store_lost,
+            slots=self._slots,
+            host=self._host,
+            reached_at=reached_at,
+            heartbeat_s=options.heartbeat_s,
+            hang_after_s=options.hang_after_s,
+        )
+        home = Home(self.folder, self.node, hosting, watchers.publish, fingerprint, options.run)
+        description = NodeDescription(self.node, os.getpid(), __version__, self._slots)
+        server = Server(self.folder, description, hosting, home, watchers)
+        keeper.on_exit, keeper.on_lost = hosting.ended, keeper_lost
+        keeper.on_store_exit = lambda job, pid: hosting.store_ended(JobId(job), pid)
+        chores = [asyncio.create_task(hosting.watch_silence())]
+        if options.is_ephemeral:
+            chores.append(asyncio.create_task(self._watch_parent(os.getppid())))
+        try:
+            await keeper.connect(self.folder.path, preload=options.preload)
+            await hosting.recover()
+            await home.recover()
+            before = self.folder.node_file()
+            port = await server.listen(self._host, self._port, before.port if before else 0)
+            self.address = f"{reached_at}:{port}"
+            self.folder.write_node_file(NodeFile(self.node, os.getpid(), reached_at, port))
+            log.info("Node %s listens at %s and %s, pid %d.", self.node, self.address, self.folder.socket, os.getpid())
+            await self._stopping.wait()
+        finally:
+            if self._ends_all:
+                log.info("All is ended: %d replicas, stores, and the keeper.", hosting.num_alive)
+                await home.stop_all(options.end_grace_s)
+                await hosting.end_all(options.end_grace_s)
+            elif hosting.num_alive:
+                log.info("%d replicas and their keeper live on; a daemon on this folder finds them.", hosting.num_alive)
+            for chore in chores:
+                chore.cancel()
+            home.close()
+            hosting.close()
+            await server.close()
+            await keeper.close(end=self._ends_all)
+            self.folder.leave(is_for_good=self._ends_all)
+
+    async def _renew_keeper(self) -> None:
+        """Replicas of the keeper that is gone live on: see `Hosting.orphan`."""
+        while True:
+            try:
+                await self._keeper.connect(self.folder.path, preload=self._options.preload)
+                return
+            except (PolluxError, OSError) as error:
+                log.error("There is no keeper, so that no replica can be started: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _watch_parent(self, parent: int) -> None:
+        while os.getppid() == parent:
+            await asyncio.sleep(PARENT_EVERY_S)
+        log.warning("The process that started this daemon is gone.")
+        self.stop(end_all=True)
+
+
+def serve(
+    folder: Path,
+    node: NodeId,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    slots: int | None = None,
+    options: DaemonOptions | None = None,
+    token_file: Path | None = None,
+) -> int:
+    """Run a daemon until a signal, and log to node.log and to the terminal. The exit code.
+
+    SIGTERM leaves replicas and keeper running, for the next daemon on this folder; SIGINT, and any end of an ephemeral
+    daemon, ends them.
+    """
+    try:
+        daemon = Daemon(folder, node, host, port, slots, options, token_file=token_file)
+    except (PolluxError, OSError) as error:
+        print(f"pollux node: {error}", file=sys.stderr)
+        return 1
+    handlers: list[logging.Handler] = [
+        logging.StreamHandler(),
+        logging.FileHandler(daemon.folder.log, encoding="utf-8"),
+    ]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers)
+    try:
+        asyncio.run(_until_signal(daemon))
+    except (PolluxError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+async def _until_signal(daemon: Daemon) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, daemon.stop)
+    loop.add_signal_handler(signal.SIGINT, partial(daemon.stop, end_all=True))
+    await daemon.run()
+
+
+def count_slots() -> int:
+    """GPUs that this process may use, counted without any library; CPU cores where there are none."""
+    devices = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices and visible is not None:
+        devices = [name for name in visible.split(",") if name.strip()]
+    return len(devices) or os.cpu_count() or 1

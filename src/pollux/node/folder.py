@@ -1,0 +1,170 @@
+"""The state folder of a daemon: all that it needs to find its replicas and jobs again after its own end.
+
+token            proves who may talk to the daemon; made if absent
+lock             held by the one daemon that may use the folder
+node.json        the node, and where the daemon listens
+node.sock        the daemon's local socket
+keeper.sock      the keeper's
+node.log
+jobs/JOB/run.json        the job, if it has its home here
+jobs/JOB/replicas.json   its replicas on this node
+jobs/JOB/logs/REPLICA.log
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.core import JobId, NodeId
+from pollux.errors import InvalidSpec, Permanent
+from pollux.wire.frames import parse_address
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """What node.json says of the daemon that runs, or ran, on a folder."""
+
+    node: NodeId
+    pid: int
+    host: str
+    port: int
+
+
+class StateFolder:
+    """Paths and files. Everything is written by one daemon at a time, the one that called `lock`."""
+
+    def __init__(self, path: Path, token_file: Path | None = None) -> None:
+        """Makes the folder and the token if need be. `token_file`: use that one, such as for several nodes."""
+        self.path = path.absolute()
+        self.socket = self.path / "node.sock"
+        self.log = self.path / "node.log"
+        self.token_file = (token_file or self.path / "token").absolute()
+        self._lock: int | None = None
+        parse_address(self.address)
+        parse_address(f"unix:{self.path / 'keeper.sock'}")  # it is longer
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        self.token = _token(self.token_file, may_make=token_file is None)
+
+    @property
+    def address(self) -> str:
+        """Of the local socket."""
+        return f"unix:{self.socket}"
+
+    def lock(self) -> None:
+        """Be the only daemon here. Children do not inherit it: they may outlive us."""
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            file = self.node_file()
+            who = f"the daemon of node {file.node}, pid {file.pid}" if file else "a daemon"
+            raise Permanent(f"{self.path} is in use by {who}. End it, or give another folder with --dir.") from None
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let another daemon in. May be called again."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def node_file(self) -> NodeFile | None:
+        """None: no daemon has run here, or the file is damaged."""
+        with suppress(OSError, ValueError, TypeError):
+            return NodeFile(**json.loads((self.path / "node.json").read_text("utf-8")))
+        return None
+
+    def write_node_file(self, file: NodeFile) -> None:
+        fields = {"node": file.node, "pid": file.pid, "host": file.host, "port": file.port}
+        write(self.path / "node.json", json.dumps(fields))
+
+    def leave(self, *, is_for_good: bool) -> None:
+        """Remove the socket; also node.json if nothing of this node is left that another daemon could find."""
+        self.socket.unlink(missing_ok=True)
+        if is_for_good:
+            (self.path / "node.json").unlink(missing_ok=True)
+
+    def job(self, job: JobId) -> Path:
+        return self.path / "jobs" / _plain("job", job)
+
+    def run_file(self, job: JobId) -> Path:
+        return self.job(job) / "run.json"
+
+    def replicas_file(self, job: JobId) -> Path:
+        return self.job(job) / "replicas.json"
+
+    def replica_log(self, job: JobId, replica: str) -> Path:
+        return self.job(job) / "logs" / f"{_plain('replica', replica)}.log"
+
+    def jobs(self) -> Iterator[JobId]:
+        """The jobs that have left anything here."""
+        for path in sorted((self.path / "jobs").glob("*/")):
+            yield JobId(path.name)
+
+
+def write(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Replace the file: a reader, or a daemon after a crash, sees the old text or the new one.
+
+    `is_durable`: that holds even if the machine goes down. Costs about a millisecond.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def last_lines(path: Path, count: int, max_letters: int = 500) -> str:
+    """The end of a log, on one line and fit for a message; empty if there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16384))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line for line in (" ".join(line.split()) for line in text.splitlines()) if line]
+    plain = "".join(letter if letter.isprintable() else " " for letter in " | ".join(lines[-count:]))
+    return plain if len(plain) <= max_letters else f"…{plain[-max_letters:]}"
+
+
+def _plain(field: str, name: str) -> str:
+    """The name, which came over the wire, if it leads nowhere else."""
+    if not name or len(os.fsencode(name)) > 200 or name in (".", "..") or any(letter in name for letter in "/\0\n"):
+        raise InvalidSpec(field, name, "cannot be the name of a file", "Use letters, digits, '-' and '_'")
+    return name
+
+
+def _token(path: Path, *, may_make: bool) -> str:
+    fix = "Give the token file of another daemon, or none"
+    if may_make:
+        with suppress(FileExistsError):
+            _make_token(path)
+    try:
+        token = path.read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise InvalidSpec("token file", str(path), f"cannot be read ({error})", fix) from None
+    if len(token) < 16:
+        raise InvalidSpec("token file", str(path), "holds no token of 16 characters or more", fix)
+    return token
+
+
+def _make_token(path: Path) -> None:
+    """Linked into place when it is complete: a reader never sees half of it, and the first of two writers wins."""
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        os.link(new, path)
+    finally:
+        new.unlink()

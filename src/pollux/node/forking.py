@@ -1,0 +1,145 @@
+"""What a forked process does before it becomes something else. Linux.
+
+A child leaves the frames of its parent by the exception `Forked`, which only `run` catches: so it can never come back
+to its parent's loop, and at its end the interpreter shuts down in the usual way (atexit, threads, buffers).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_LAST_DESCRIPTOR = 2**31 - 1
+
+_path_at_start = tuple(sys.path)
+_pythonpath_at_start = os.environ.get("PYTHONPATH", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A script, and all of the world that it is to see."""
+
+    script: str
+    arguments: Sequence[str]
+    directory: str
+    environment: Mapping[str, str]
+
+
+class Forked(BaseException):
+    """Raised in a new process: what to do there."""
+
+    def __init__(self, role: Callable[[], object]) -> None:
+        super().__init__(role)
+        self.role = role
+
+
+def fork(role: Callable[[], object], release: Callable[[], None]) -> int:
+    """The pid of a child that does `role` under `run`; `release` closes what it must not keep.
+
+    The role has all signals blocked until it calls `detach`. `OSError` if the machine has no room for it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
+    if pid == 0:
+        release()
+        raise Forked(role)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def run(role: Callable[[], object]) -> None:
+    """Do that; in each process that is forked meanwhile, do what it was forked for."""
+    following: Callable[[], object] | None = role
+    while following is not None:
+        current, following = following, None
+        try:
+            current()
+        except Forked as forked:
+            following = forked.role
+
+
+def entry(name: str) -> Callable[..., Any]:
+    """`module:function`, imported now."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def detach(output: str | None = None, *, keep: int | None = None) -> None:
+    """Be a process of its own: new session, plain signals, no descriptors but 0, 1, 2 and `keep`.
+
+    Standard input is empty. `output`: the file to which both outputs are appended; they stay where they are without.
+    """
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    forget_log()
+    if keep is None:
+        os.closerange(3, _LAST_DESCRIPTOR)
+    else:
+        os.closerange(3, keep)
+        os.closerange(keep + 1, _LAST_DESCRIPTOR)
+    _put(os.open(os.devnull, os.O_RDONLY), 0)
+    if output is not None:
+        log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        _put(log, 2)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def take_place(program: Program) -> None:
+    """Its environment, directory, arguments and module path, as python would have made them for the script."""
+    os.environ.clear()
+    os.environ.update(program.environment)
+    try:
+        os.chdir(program.directory)
+    except OSError as error:
+        sys.exit(f"pollux: cannot run in directory {program.directory!r} ({error.strerror}). Give one that exists.")
+    sys.argv[:] = [program.script, *program.arguments]
+    ours = {os.path.abspath(part) for part in _parts(_pythonpath_at_start)}
+    theirs = [os.path.abspath(part) for part in _parts(program.environment.get("PYTHONPATH", ""))]
+    others = [part for part in _path_at_start if part not in ours]
+    sys.path[:] = list(dict.fromkeys([os.path.dirname(os.path.realpath(program.script)), *theirs, *others]))
+    importlib.invalidate_caches()
+
+
+def write_log(level: int = logging.INFO) -> None:
+    """Let this room log to standard error. The root logger is left to the scripts, which find it as in a new python."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    room = logging.getLogger("pollux.node")
+    room.addHandler(handler)
+    room.setLevel(level)
+    room.propagate = False
+
+
+def forget_log() -> None:
+    """Undo `write_log`."""
+    room = logging.getLogger("pollux.node")
+    room.handlers.clear()
+    room.setLevel(logging.NOTSET)
+    room.propagate = True
+
+
+def _put(descriptor: int, place: int) -> None:
+    if descriptor != place:
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+
+
+def _parts(path: str) -> list[str]:
+    return path.split(os.pathsep) if path else []

@@ -1,0 +1,388 @@
+"""The replicas on this node: started through the keeper, heard over their links, signalled, and listed.
+
+Nothing here knows what a replica is for: that is the business of the job's home. What a daemon must know after its own
+restart is in replicas.json of each job; exit codes that came meanwhile are the keeper's to tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from pollux.core import JobId, NodeId
+from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
+from pollux.node.folder import StateFolder
+from pollux.node.hosted import Hosted, Surroundings, began_at, is_running
+from pollux.node.keeper_client import Child
+from pollux.node.roster import Roster, StoreHere
+from pollux.wire import AgentReport, Peer
+from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn
+from pollux.wire.replicas import Instruction, Prepare, ReplicaPhase, ReplicaStatus
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_EXIT = 255
+"""Said of a replica that never began, or ended where nobody saw how."""
+
+
+class Keeper(Protocol):
+    """What is asked of the keeper's client here."""
+
+    async def spawn(self, tag: str, launch: Launch, environment: dict[str, str], log: Path) -> int: ...
+    async def host_store(self, job: JobId, host: str) -> tuple[int, int]: ...
+    async def children(self) -> Sequence[Child]: ...
+    async def forget(self, tag: str) -> None: ...
+    async def forget_job(self, job: JobId) -> None: ...
+
+
+class Hosting:
+    """What follows from a call is told to `on_news`, and never from within the call."""
+
+    def __init__(
+        self,
+        folder: StateFolder,
+        node: NodeId,
+        keeper: Keeper,
+        on_news: Callable[[ReplicaNews], None],
+        on_report: Callable[[AgentReport], None],
+        on_store_lost: Callable[[JobId], None],
+        *,
+        slots: int,
+        host: str,
+        reached_at: str,
+        heartbeat_s: float = 1.0,
+        hang_after_s: float = 15.0,
+    ) -> None:
+        self._folder = folder
+        self._node = node
+        self._keeper = keeper
+        self._on_news = on_news
+        self._on_report = on_report
+        self._on_store_lost = on_store_lost
+        self._slots = slots
+        self._host = host
+        self._reached_at = reached_at
+        self._hang_after_s = hang_after_s
+        self._surroundings = Surroundings(folder.address, str(folder.token_file), heartbeat_s)
+        self._roster = Roster(folder)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._forgetting: dict[JobId, asyncio.Task[None]] = {}
+
+    # What the home asks for
+
+    def spawn(self, request: Spawn) -> None:
+        """Start what is not there already. How that ends is news: a replica that cannot be started has ended."""
+        job, launch = request.job, request.launch
+        if launch.job != job:
+            raise InvalidSpec("launch.job", launch.job, f"is not the job {job!r} of the request", "Name one job")
+        here = self._roster.of(job)
+        newest = max((one.generation for one in here), default=0)
+        if request.generation < newest:
+            raise StaleGeneration(job, request.generation, newest)
+        fresh = [seat for seat in request.seats if self._roster.find(job, seat.replica) is None]
+        logs = {seat.replica: self._folder.replica_log(job, seat.replica) for seat in fresh}  # refuses odd names
+        if not fresh:
+            return
+        num_here = sum(one.is_alive for one in here) + len(fresh)
+        slots = self._roster.free_slots(self._slots)
+        for seat in fresh:
+            slot, path = next(slots), logs[seat.replica]
+            hosted = Hosted(job, seat.replica, request.generation, slot, path, time.monotonic())
+            self._roster.add(hosted)
+            variables = self._surroundings.variables(launch, seat, request.generation, slot, num_here, request.store)
+            self._begin(self._start(hosted, launch, variables))
+        self._roster.save(job)
+
+    def tell(self, job: JobId, replica: str, instruction: Instruction) -> None:
+        """Hand the instruction to the replica, now if its link is up, and whenever it comes back."""
+        hosted = self._roster.find(job, replica)
+        if hosted is None:
+            raise Permanent(f"{job}/{replica} is not on this node: the instruction reaches nobody.")
+        told = hosted.told
+        if isinstance(instruction, Prepare):
+            if told is not None and instruction.generation < told.generation:
+                raise StaleGeneration(job, instruction.generation, told.generation)
+            hosted.prepare = instruction
+        else:
+            if told is not None and (instruction.generation, instruction.membership) < (
+                told.generation,
+                told.membership,
+            ):
+                raise StaleGeneration(job, instruction.generation, told.generation)
+            hosted.told, hosted.prepare = instruction, None
+        self._hand(hosted, [instruction])
+
+    def kill(self, job: JobId, replica: str, number: int) -> None:
+        """15 goes to the replica alone, 9 to its whole session. Nothing happens to one that has ended, or to one that
+        was told to leave and is told so again."""
+        if number not in (signal.SIGTERM, signal.SIGKILL):
+            raise InvalidSpec("signal", number, "is not sent to replicas", "Give 15 or 9")
+        hosted = self._roster.find(job, replica)
+        if hosted is None or not hosted.is_alive or (number == signal.SIGTERM and hosted.is_leaving):
+            return
+        hosted.is_leaving = True
+        log.info("%s gets signal %d.", hosted.tag, number)
+        if not hosted.pid:
+            hosted.pending_signal = min(number, hosted.pending_signal or number)  # 9 beats 15
+            return
+        _signal(hosted.pid, number)
+
+    async def host_store(self, job: JobId) -> str:
+        """Where other nodes reach the job's rendezvous store, which is started if there is none."""
+        self._folder.job(job)  # refuses odd names
+        await self._forgotten(job)
+        store = self._roster.stores.get(job)
+        if store is None or not store.is_running:  # it may have outlived the keeper that it is from
+            pid, port = await self._keeper.host_store(job, self._host)
+            store = self._roster.stores[job] = StoreHere(pid, began_at(pid), port)
+            self._roster.save(job)
+        return f"{self._reached_at}:{store.port}"
+
+    def forget(self, job: JobId) -> None:
+        """End what is left of the job here. Its logs stay."""
+        for hosted in self._roster.of(job):
+            if hosted.is_alive:
+                log.info("%s is left of a job that is over, and is ended.", hosted.tag)
+                hosted.pending_signal = signal.SIGKILL
+                _signal(hosted.pid, signal.SIGKILL)
+            if hosted.link is not None:
+                hosted.link.close()
+        store = self._roster.stores.get(job)
+        self._roster.drop(job)
+        self._forgetting[job] = self._begin(self._forget_job(job, store))
+
+    def replicas(self, job: JobId) -> tuple[ReplicaHere, ...]:
+        """Those that live here, and the last that ended."""
+        return tuple(hosted.here for hosted in self._roster.of(job))
+
+    # What replicas say
+
+    async def serve_link(self, peer: Peer, first: ReplicaStatus) -> None:
+        """Listen to a replica until its connection is lost."""
+        hosted = self._roster.find(first.job, first.replica)
+        if hosted is not None and not hosted.is_alive and not hosted.pid:
+            log.warning("%s, which was given up when its keeper was lost, is ended.", hosted.tag)
+            _signal(first.pid, signal.SIGKILL)
+        if hosted is None or not hosted.is_alive or (hosted.pid and hosted.pid != first.pid):
+            raise Permanent(f"{first.job}/{first.replica} with pid {first.pid} is not a replica of this node.")
+        if hosted.link is not None:
+            hosted.link.close()
+        hosted.link = peer
+        self._hand(hosted, hosted.instructions)
+        message: ReplicaStatus | AgentReport = first
+        try:
+            while hosted.link is peer and hosted.is_alive:
+                if (message.job, getattr(message, "replica", hosted.replica)) != (hosted.job, hosted.replica):
+                    raise Permanent(f"{hosted.tag} speaks for another: it is not heard any more.")
+                if isinstance(message, AgentReport):
+                    self._on_report(message)
+                else:
+                    self._heard(hosted, message)
+                message = await peer.receive(ReplicaStatus | AgentReport)
+        finally:
+            if hosted.link is peer:
+                hosted.link = None
+
+    def ended(self, tag: str, pid: int, exit_code: int) -> None:
+        """The keeper's word that one of its children has ended."""
+        job, _, replica = tag.rpartition("/")
+        hosted = self._roster.find(JobId(job), replica)
+        if hosted is None:
+            self._begin(self._forget(tag))
+        elif hosted.pid in (0, pid):
+            hosted.pid = pid
+            self._end(hosted, exit_code)
+
+    # What the daemon does by itself
+
+    async def recover(self) -> None:
+        """Find the replicas of the daemon before."""
+        children = {child.tag: child for child in await self._keeper.children()}
+        for job in self._folder.jobs():
+            try:
+                replicas = self._roster.load(job)
+            except InvalidDocument as error:
+                log.error("What job %s has on this node cannot be read, and is ended: %s", job, error)
+                for child in children.values():
+                    if child.tag.startswith(f"{job}/") and child.exit_code is None:
+                        _signal(child.pid, signal.SIGKILL)
+                self.forget(job)
+                continue
+            for hosted in replicas:
+                self._recover(hosted, children.get(hosted.tag))
+            if replicas:
+                log.info("Job %s: %d replicas live here.", job, sum(one.is_alive for one in self._roster.of(job)))
+
+    def _recover(self, hosted: Hosted, child: Child | None) -> None:
+        if not hosted.is_alive:
+            self._begin(self._forget(hosted.tag))
+        elif child is not None:
+            hosted.pid, hosted.began = child.pid, began_at(child.pid)
+            if child.exit_code is not None:
+                self._end(hosted, child.exit_code)
+        elif hosted.pid:
+            hosted.is_orphan = True
+            self._bury_orphan(hosted)
+        else:
+            self._roster.remove(hosted)  # it was about to be started: whoever wants it asks again
+
+    def orphan(self) -> None:
+        """The keeper is gone, and with it whoever could tell how its children end."""
+        for hosted in self._roster.alive():
+            hosted.is_orphan = bool(hosted.pid)
+
+    def store_ended(self, job: JobId, pid: int) -> None:
+        """The keeper's word on a store."""
+        store = self._roster.stores.get(job)
+        if store is not None and store.pid == pid:
+            del self._roster.stores[job]
+            self._on_store_lost(job)
+
+    async def watch_silence(self) -> None:
+        """Kill replicas that have fallen silent. Runs for ever."""
+        pause_s = min(1.0, self._hang_after_s / 5)
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(pause_s)
+            overslept_s = time.monotonic() - before_s - pause_s
+            for job, store in list(self._roster.stores.items()):
+                if not store.is_running:
+                    self.store_ended(job, store.pid)
+            for hosted in self._roster.alive():
+                if overslept_s > pause_s:
+                    hosted.heard_at_s += overslept_s  # nobody was heard while this daemon was not awake
+                if hosted.is_orphan and self._bury_orphan(hosted):
+                    continue
+                silent_s = time.monotonic() - hosted.heard_at_s
+                if hosted.has_spoken and silent_s > self._hang_after_s and not hosted.is_hung:
+                    log.warning("%s has been silent for %.1f s and is killed.", hosted.tag, silent_s)
+                    hosted.is_hung = True
+                    _signal(hosted.pid, signal.SIGKILL)
+
+    async def end_all(self, grace_s: float) -> None:
+        """Let all replicas save and leave; after `grace_s` seconds they are killed."""
+        for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+            for hosted in self._roster.alive():
+                self.kill(hosted.job, hosted.replica, number)
+            until_s = time.monotonic() + wait_s
+            while self._roster.alive() and time.monotonic() < until_s:
+                await asyncio.sleep(0.02)
+                for hosted in self._roster.alive():
+                    if hosted.is_orphan:
+                        self._bury_orphan(hosted)
+
+    def close(self) -> None:
+        """Stop what is under way here. Replicas live on."""
+        for task in self._tasks:
+            task.cancel()
+        for hosted in self._roster.alive():
+            if hosted.link is not None:
+                hosted.link.abort()
+
+    @property
+    def num_alive(self) -> int:
+        return len(self._roster.alive())
+
+    # Inside
+
+    async def _start(self, hosted: Hosted, launch: Launch, variables: dict[str, str]) -> None:
+        await self._forgotten(hosted.job)
+        try:
+            hosted.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            pid = await self._keeper.spawn(hosted.tag, launch, variables, hosted.log)
+        except (PolluxError, OSError) as error:
+            log.error("%s cannot be started: %s", hosted.tag, error)
+            self._end(hosted, UNKNOWN_EXIT)
+            return
+        if not hosted.is_alive:
+            return
+        hosted.pid, hosted.began = pid, began_at(pid)
+        log.info("%s of generation %d began with pid %d in slot %d.", hosted.tag, hosted.generation, pid, hosted.slot)
+        if hosted.pending_signal:
+            _signal(pid, hosted.pending_signal)
+        if self._roster.find(hosted.job, hosted.replica) is hosted:
+            self._roster.save(hosted.job)
+            self._tell_news(hosted)
+
+    def _heard(self, hosted: Hosted, status: ReplicaStatus) -> None:
+        hosted.heard_at_s = time.monotonic()
+        hosted.status = status
+        if not hosted.has_spoken:
+            hosted.has_spoken = True
+            self._roster.save(hosted.job)
+        self._tell_news(hosted)
+
+    def _hand(self, hosted: Hosted, instructions: list[Instruction]) -> None:
+        try:
+            for instruction in instructions:
+                if hosted.link is not None:
+                    hosted.link.send(instruction)
+        except PolluxError as error:  # it comes back, and is told again
+            log.info("%s was not reached: %s", hosted.tag, error)
+
+    def _end(self, hosted: Hosted, exit_code: int) -> None:
+        if not hosted.is_alive:
+            return
+        hosted.exit_code = exit_code
+        _signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
+        log.info("%s ended with %d%s.", hosted.tag, exit_code, ": it was hung" if hosted.is_hung else "")
+        if hosted.link is not None:
+            hosted.link.close()
+        if self._roster.find(hosted.job, hosted.replica) is hosted:
+            self._roster.save(hosted.job)
+            self._tell_news(hosted)
+        self._begin(self._forget(hosted.tag))
+
+    async def _forget(self, tag: str) -> None:
+        with suppress(PolluxError):
+            await self._keeper.forget(tag)
+
+    async def _forget_job(self, job: JobId, store: StoreHere | None) -> None:
+        if store is not None and store.is_running:
+            _signal(store.pid, signal.SIGTERM)
+        try:
+            await self._keeper.forget_job(job)
+        except PolluxError as error:
+            log.warning("What is left of job %s was not ended: %s", job, error)
+        finally:
+            del self._forgetting[job]
+
+    async def _forgotten(self, job: JobId) -> None:
+        """Wait until nothing is left of the job's last run: its end must not hit what begins now."""
+        if task := self._forgetting.get(job):
+            await asyncio.wait([task])
+
+    def _bury_orphan(self, hosted: Hosted) -> bool:
+        """Whether it has ended. Nobody saw how: what it said last has to do."""
+        if is_running(hosted.pid, hosted.began):
+            return False
+        is_good = hosted.status is not None and hosted.status.phase is ReplicaPhase.LEAVING
+        self._end(hosted, 0 if is_good else UNKNOWN_EXIT)
+        return True
+
+    def _tell_news(self, hosted: Hosted) -> None:
+        news = ReplicaNews(hosted.job, self._node, hosted.here, hosted.is_hung and not hosted.is_alive)
+        asyncio.get_running_loop().call_soon(self._on_news, news)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _signal(pid: int, number: int, *, whole_session_only: bool = False) -> None:
+    """To the process; 9 to everything in its session as well: what it started must not outlive it."""
+    with suppress(ProcessLookupError, PermissionError):
+        if pid > 0 and number == signal.SIGKILL:
+            os.killpg(pid, number)
+    with suppress(ProcessLookupError, PermissionError):
+        if pid > 0 and not whole_session_only:
+            os.kill(pid, number)

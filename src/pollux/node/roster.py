@@ -1,0 +1,108 @@
+"""What this node has of each job, and the file that lets the next daemon find it: replicas.json."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from pollux.core import JobId, from_json, to_json
+from pollux.node.folder import StateFolder, write
+from pollux.node.hosted import Hosted, Record, is_running
+
+log = logging.getLogger(__name__)
+
+MAX_ENDED = 100
+"""How many replicas of a job are listed after their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHere:
+    """The process of a job's rendezvous store."""
+
+    pid: int
+    began: int
+    port: int
+
+    @property
+    def is_running(self) -> bool:
+        return is_running(self.pid, self.began)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    replicas: tuple[Record, ...]
+    store: StoreHere | None = None
+
+
+class Roster:
+    """Replicas and stores by job. `save` after each change that the next daemon has to know."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        self._folder = folder
+        self._jobs: dict[JobId, dict[str, Hosted]] = {}
+        self.stores: dict[JobId, StoreHere] = {}
+
+    def load(self, job: JobId) -> list[Hosted]:
+        """What the daemon before knew. `InvalidDocument` if the file is damaged."""
+        try:
+            saved = from_json(self._folder.replicas_file(job).read_bytes(), _Saved)
+        except FileNotFoundError:
+            return []
+        if saved.store is not None:
+            self.stores[job] = saved.store
+        for one in saved.replicas:
+            self.add(
+                Hosted(
+                    job,
+                    one.replica,
+                    one.generation,
+                    one.slot,
+                    self._folder.replica_log(job, one.replica),
+                    time.monotonic(),
+                    one.pid,
+                    one.began,
+                    one.has_spoken,
+                    one.exit_code,
+                )
+            )
+        return self.of(job)
+
+    def save(self, job: JobId) -> None:
+        # Not durable: if the machine goes down, so do the replicas.
+        saved = _Saved(tuple(hosted.record for hosted in self.of(job)), self.stores.get(job))
+        write(self._folder.replicas_file(job), to_json(saved))
+
+    def add(self, hosted: Hosted) -> None:
+        here = self._jobs.setdefault(hosted.job, {})
+        here[hosted.replica] = hosted
+        for old in [one.replica for one in here.values() if not one.is_alive][:-MAX_ENDED]:
+            del here[old]
+
+    def remove(self, hosted: Hosted) -> None:
+        del self._jobs[hosted.job][hosted.replica]
+
+    def drop(self, job: JobId) -> None:
+        """Forget the job, on disk as well."""
+        self._folder.replicas_file(job).unlink(missing_ok=True)
+        self._jobs.pop(job, None)
+        self.stores.pop(job, None)
+
+    def of(self, job: JobId) -> list[Hosted]:
+        return list(self._jobs.get(job, {}).values())
+
+    def find(self, job: JobId, replica: str) -> Hosted | None:
+        return self._jobs.get(job, {}).get(replica)
+
+    def alive(self) -> list[Hosted]:
+        return [hosted for here in self._jobs.values() for hosted in here.values() if hosted.is_alive]
+
+    def free_slots(self, num_slots: int) -> Iterator[int]:
+        """The lowest ones first; beyond the last slot if need be, for whoever gives out GPUs knows better."""
+        taken = {hosted.slot for hosted in self.alive()}
+        for slot in (slot for slot in count() if slot not in taken):
+            if slot >= num_slots:
+                log.warning("All %d slots of this node are taken; a replica gets number %d.", num_slots, slot)
+            yield slot

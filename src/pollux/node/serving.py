@@ -1,0 +1,201 @@
+"""The daemon's sockets: who may talk, what is asked, and who is told the news.
+
+Whatever a stranger or a broken client sends ends its own connection and no other, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pollux.errors import InvalidDocument, PolluxError, StaleGeneration, Temporary
+from pollux.node.folder import StateFolder
+from pollux.node.home import Home
+from pollux.node.hosting import Hosting
+from pollux.wire import Peer, accept
+from pollux.wire.nodes import (
+    DescribeNode,
+    Done,
+    Forget,
+    HostStore,
+    Kill,
+    ListReplicas,
+    ListRuns,
+    NodeAnswer,
+    NodeDescription,
+    NodeNews,
+    NodeRequest,
+    Refused,
+    ReplicaList,
+    ReplicaNews,
+    ReportNews,
+    ResizeRun,
+    RunJob,
+    Runs,
+    Spawn,
+    StopRun,
+    StoreAt,
+    Tell,
+    Watch,
+)
+from pollux.wire.replicas import ReplicaStatus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watcher:
+    peer: Peer
+    wish: Watch
+
+    def wants(self, news: NodeNews, *, is_of_home: bool) -> bool:
+        match news:
+            case ReplicaNews(job=job):
+                return self.wish.replicas and self.wish.job in ("", job)
+            case ReportNews(report=report):
+                return (is_of_home or self.wish.replicas) and self.wish.job in ("", report.job)
+        return self.wish.job in ("", getattr(news.event, "job", ""))
+
+
+class Watchers:
+    """Those who asked to be told. One that does not read what it is told is dropped: it must ask anew."""
+
+    def __init__(self) -> None:
+        self._watchers: set[_Watcher] = set()
+
+    def publish(self, news: NodeNews, *, is_of_home: bool = True) -> None:
+        """`is_of_home`: the job has its home here."""
+        for watcher in list(self._watchers):
+            if watcher.wants(news, is_of_home=is_of_home):
+                try:
+                    watcher.peer.send(news)
+                except PolluxError as error:
+                    log.warning("A watcher is dropped: %s", error)
+                    self._watchers.discard(watcher)
+
+    async def serve(self, peer: Peer, wish: Watch, home: Home) -> None:
+        """Tell this peer what it wants to hear until it goes."""
+        watcher = _Watcher(peer, wish)
+        peer.send(Done())
+        for news in home.standing(wish.job):
+            peer.send(news)
+        self._watchers.add(watcher)
+        try:
+            await peer.receive(Done)  # it has nothing to say: this ends with the connection
+            raise InvalidDocument("message", "Done", "comes from a watcher, which only listens", "Ask elsewhere")
+        finally:
+            self._watchers.discard(watcher)
+
+
+class Server:
+    """Listens on the local socket and on TCP, and answers. One task per connection."""
+
+    def __init__(
+        self, folder: StateFolder, description: NodeDescription, hosting: Hosting, home: Home, watchers: Watchers
+    ) -> None:
+        self._folder = folder
+        self._description = description
+        self._hosting = hosting
+        self._home = home
+        self._watchers = watchers
+        self._listening: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str, port: int, wanted_port: int = 0) -> int:
+        """Returns the port. 0: `wanted_port` if it is free, for others may still look for us there, or any."""
+        self._folder.socket.unlink(missing_ok=True)  # left by a daemon that was killed: the folder is ours
+        local = await asyncio.start_unix_server(self._connected, self._folder.socket)
+        self._folder.socket.chmod(0o600)
+        self._listening.append(local)
+        try:
+            remote = await asyncio.start_server(self._connected, host, port or wanted_port)
+        except OSError:
+            if port or not wanted_port:
+                raise
+            remote = await asyncio.start_server(self._connected, host, 0)
+        self._listening.append(remote)
+        bound: int = remote.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        for server in self._listening:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = None
+        try:
+            peer = await accept(reader, writer, self._folder.token)
+            await self._converse(peer)
+        except Temporary as error:
+            if peer is None:
+                log.warning("A connection came to nothing: %s", error)
+        except PolluxError as error:
+            log.warning("Refused: %s", error)
+            if peer is not None:
+                with suppress(PolluxError):
+                    peer.send(Refused(str(error)))
+        except Exception:
+            log.exception("A bug: the connection to %s is closed.", peer.address if peer else "a stranger")
+        finally:
+            writer.close()
+
+    async def _converse(self, peer: Peer) -> None:
+        message: NodeRequest | ReplicaStatus = await peer.receive(NodeRequest | ReplicaStatus)
+        while True:
+            match message:
+                case ReplicaStatus():
+                    await self._hosting.serve_link(peer, message)
+                    return
+                case Watch():
+                    await self._watchers.serve(peer, message, self._home)
+                    return
+            peer.send(await self._answer(peer, message))
+            await peer.flush()
+            message = await peer.receive(NodeRequest)
+
+    async def _answer(self, peer: Peer, request: NodeRequest) -> NodeAnswer:
+        try:
+            return await self._granted(request)
+        except StaleGeneration as error:
+            log.warning("A stale %s of %s is refused: %s", type(request).__name__, peer.address, error)
+            return Refused(str(error), is_stale=True, generation=error.current)
+        except (PolluxError, OSError) as error:
+            log.warning("A %s of %s is refused: %s", type(request).__name__, peer.address, error)
+            return Refused(str(error))
+
+    async def _granted(self, request: NodeRequest) -> NodeAnswer:
+        match request:
+            case DescribeNode():
+                return self._description
+            case ListRuns():
+                return Runs(self._home.runs())
+            case ListReplicas(job):
+                return ReplicaList(self._hosting.replicas(job))
+            case HostStore(job):
+                return StoreAt(await self._hosting.host_store(job))
+            case RunJob():
+                await self._home.start(request)
+            case ResizeRun():
+                await self._home.resize(request)
+            case StopRun():
+                await self._home.stop(request)
+            case Spawn():
+                self._hosting.spawn(request)
+            case Tell(job, replica, instruction):
+                self._hosting.tell(job, replica, instruction)
+            case Kill(job, replica, number):
+                self._hosting.kill(job, replica, number)
+            case Forget(job):
+                self._hosting.forget(job)
+        return Done()

@@ -1,0 +1,461 @@
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pollux.core import (
+    Allocation,
+    FrozenMap,
+    GenerationAbandoned,
+    JobFailed,
+    JobStopped,
+    ReplicaLost,
+    ReplicasReady,
+    StopReason,
+)
+from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
+from pollux.node.daemon import count_slots, serve
+from pollux.node.folder import StateFolder, last_lines
+from pollux.node.hosting import UNKNOWN_EXIT
+from pollux.wire import MAX_MESSAGE_BYTES, CheckpointSaved
+from pollux.wire.frames import ask, parse_address
+from pollux.wire.nodes import (
+    DescribeNode,
+    Done,
+    Forget,
+    HostStore,
+    Kill,
+    ListRuns,
+    NodeDescription,
+    Refused,
+    ReportNews,
+    ResizeRun,
+    RunJob,
+    RunPhase,
+    Seat,
+    Spawn,
+    StopRun,
+    StoreAt,
+    Tell,
+)
+from pollux.wire.replicas import Join, Leave, Prepare, ReplicaPhase
+
+from .daemons import PATIENT_S, Node, Replica, launch, report, short_folder, until
+
+
+@pytest.fixture
+def folder():
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def nodes(folder):
+    """Makes nodes, and leaves nothing of them behind."""
+    made = []
+
+    def make(name="a", **settings):
+        made.append(Node(folder / name, name, **settings))
+        return made[-1].start()
+
+    yield make
+    for node in made:
+        node.end()
+
+
+@pytest.fixture
+def node(nodes):
+    return nodes()
+
+
+def spawn(folder, *replicas, job="j", generation=1, is_newcomer=False):
+    seats = tuple(Seat(name, rank, len(replicas), 1, is_newcomer) for rank, name in enumerate(replicas))
+    return Spawn(job, generation, launch(folder, job), seats, "127.0.0.1:5")
+
+
+def on(**gpus):
+    return Allocation.of(gpus)
+
+
+class TestStrangers:
+    def test_a_wrong_token_is_refused_and_logged(self, node, caplog):
+        with pytest.raises(Permanent, match="refuses the token"):
+            ask(node.address, "x" * 64, DescribeNode())
+        until(lambda: "does not know the token" in caplog.text)
+        assert node.token not in caplog.text
+        assert isinstance(node.ask(DescribeNode()), NodeDescription)
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            b"\0\0\0\2{}",
+            b"\0\0\0\0",
+            b"\0\0\0\4\xff\xfe\xfd\xfc",
+            (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big") + b"x" * 1000,
+            b'\0\0\0\x32{"schema":1,"type":"Allocation","body":{"gpus":{}}}',
+            b'\0\0\0\x29{"schema":1,"type":"NoSuchThing","body":{}}'[:45],
+        ],
+    )
+    def test_what_is_no_request_ends_its_own_connection_and_no_other(self, node, caplog, frame):
+        with node.connect() as other, node.connect() as channel:
+            channel._socket.send(frame)
+            with contextlib.suppress(Temporary):  # the refusal may be lost with the rest of the frame
+                channel.receive(Refused, PATIENT_S)
+            with pytest.raises(Temporary):
+                channel.receive(Refused, PATIENT_S)
+            until(lambda: "Refused" in caplog.text)
+            other.send(DescribeNode())
+            assert other.receive(NodeDescription, PATIENT_S).node == "a"
+
+    def test_silent_and_half_open_clients_disturb_nobody(self, node):
+        target = parse_address(node.address)
+        with socket.create_connection(target), socket.create_connection(target) as half, node.connect() as mute:
+            half.send(b"\0\0")
+            mute._socket.send(b"\0\0\1\0{")
+            assert node.ask(DescribeNode()).node == "a"
+
+    def test_a_watcher_that_does_not_read_is_dropped(self, node, folder, caplog):
+        node.ask(spawn(folder, "1-0"))
+        replica = Replica(node, "1-0").say()
+        saved = CheckpointSaved(0.0, report().state, "x" * 1000)
+        large = report(notices=(saved,) * 2000)
+        with node.watching(replicas=True) as lazy, node.watching(replicas=True) as keen:
+            heard = threading.Thread(target=lambda: keen.replica(lambda news: news.replica.status.step == 77))
+            heard.start()
+            while "A watcher is dropped" not in caplog.text:
+                replica.channel.send(large)
+            replica.say(step=77)
+            heard.join(PATIENT_S)
+            assert not heard.is_alive()
+            assert lazy
+
+
+class TestReplicas:
+    def test_a_node_describes_itself(self, node):
+        description = node.ask(DescribeNode())
+        assert (description.node, description.slots, description.pid) == ("a", 4, os.getpid())
+
+    def test_replicas_get_the_lowest_free_slots_and_their_environment(self, node, folder):
+        node.ask(spawn(folder, "1-0", "1-1", "1-2"))
+        for name in ("1-0", "1-1", "1-2"):
+            node.pid(name)
+        node.keeper.end("j/1-1")
+        until(lambda: node.replicas()["1-1"].exit_code == -9)
+        node.ask(spawn(folder, "2-3", "2-4", generation=2, is_newcomer=True))
+        node.pid("2-4")
+        environments = node.keeper.environments
+        assert [environments[f"j/{name}"]["LOCAL_RANK"] for name in ("1-0", "1-1", "1-2", "2-3", "2-4")] == list(
+            "01213"
+        )
+        told = environments["j/2-3"]
+        assert told["POLLUX_SOCKET"] == str(node.daemon.folder.address)
+        assert told["POLLUX_NEWCOMER"] == "1"
+        assert "POLLUX_NEWCOMER" not in environments["j/1-0"]
+        assert (told["RANK"], told["WORLD_SIZE"], told["POLLUX_STORE"]) == ("0", "2", "127.0.0.1:5")
+        assert node.token not in str(environments)
+
+    def test_a_spawn_that_comes_twice_starts_one(self, node, folder):
+        node.ask(spawn(folder, "1-0"))
+        pid = node.pid("1-0")
+        node.ask(spawn(folder, "1-0"))
+        assert node.pid("1-0") == pid
+        node.keeper.end("j/1-0")
+        until(lambda: node.replicas()["1-0"].exit_code is not None)
+        node.ask(spawn(folder, "1-0"))
+        assert node.replicas()["1-0"].exit_code == -9
+
+    def test_what_is_stale_or_odd_is_refused(self, node, folder):
+        node.ask(spawn(folder, "3-0", generation=3))
+        with pytest.raises(StaleGeneration) as caught:
+            node.ask(spawn(folder, "2-0", generation=2))
+        assert caught.value.current == 3
+        with pytest.raises(Permanent, match="name of a file"):
+            node.ask(spawn(folder, "../../x", generation=3))
+        with pytest.raises(Permanent, match="name of a file"):
+            node.ask(Forget("../.."))
+        with pytest.raises(Permanent, match="name of a file"):
+            node.ask(HostStore(".."))
+        with pytest.raises(Permanent, match="15 or 9"):
+            node.ask(Kill("j", "3-0", 1))
+        with pytest.raises(Permanent, match="not on this node"):
+            node.ask(Tell("j", "9-9", Prepare("j", 4)))
+        assert node.ask(Kill("j", "9-9", 9)) == Done()
+        assert set(node.replicas()) == {"3-0"}
+
+    def test_one_that_cannot_be_started_has_ended(self, node, folder):
+        node.keeper.is_broken = True
+        with node.watching(replicas=True) as watching:
+            node.ask(spawn(folder, "1-0"))
+            assert watching.news().replica.exit_code == UNKNOWN_EXIT
+
+    def test_it_is_told_the_newest_instruction_and_told_again_when_it_comes_back(self, node, folder):
+        node.ask(spawn(folder, "1-0"))
+        node.ask(Tell("j", "1-0", Prepare("j", 2)))
+        replica = Replica(node, "1-0").say()
+        assert replica.hears() == Prepare("j", 2)
+        join = Join("j", 2, 0, 0, 1, 1, "s:1")
+        node.ask(Tell("j", "1-0", join))
+        assert replica.hears() == join
+        with pytest.raises(StaleGeneration):
+            node.ask(Tell("j", "1-0", Leave("j", 1)))
+        with pytest.raises(StaleGeneration):
+            node.ask(Tell("j", "1-0", Prepare("j", 1)))
+        node.ask(Tell("j", "1-0", Prepare("j", 3)))
+        replica.close()
+        again = Replica(node, "1-0").say()
+        assert [again.hears(), again.hears()] == [join, Prepare("j", 3)]
+        newer = Replica(node, "1-0").say()  # the one before may be half open
+        assert newer.hears() == join
+        with pytest.raises(Temporary):
+            again.hears_to_the_end()
+
+    def test_nobody_speaks_for_another_replica(self, node, folder, caplog):
+        node.ask(spawn(folder, "1-0", "1-1"))
+        for stranger in (Replica(node, "1-0", pid=os.getpid()), Replica(node, "7-7", pid=os.getpid())):
+            stranger.say()
+            assert "not a replica of this node" in stranger.channel.receive(Refused, PATIENT_S).problem
+        turncoat = Replica(node, "1-0").say()
+        turncoat.replica = "1-1"
+        turncoat.say()
+        assert "speaks for another" in turncoat.channel.receive(Refused, PATIENT_S).problem
+
+    def test_signals_reach_it_and_a_second_15_does_not(self, node, folder, caplog):
+        caplog.set_level(logging.INFO)
+        node.ask(spawn(folder, "1-0", "1-1"))
+        os.kill(node.pid("1-0"), signal.SIGSTOP)
+        for _ in range(2):
+            node.ask(Kill("j", "1-0", 15))
+        assert caplog.text.count("gets signal 15") == 1
+        assert node.replicas()["1-0"].exit_code is None
+        node.ask(Kill("j", "1-0", 9))
+        node.ask(Kill("j", "1-1", 15))
+        until(lambda: node.replicas()["1-0"].exit_code == -9 and node.replicas()["1-1"].exit_code == -15)
+
+    def test_a_kill_before_it_has_a_pid_is_not_forgotten(self, node, folder):
+        with node.connect() as channel:
+            channel.send(spawn(folder, "1-0"))
+            channel.send(Kill("j", "1-0", 9))
+            until(lambda: node.replicas()["1-0"].exit_code == -9)
+
+    def test_a_silent_one_is_killed_and_called_hung(self, nodes, folder):
+        node = nodes(hang_after_s=0.5, heartbeat_s=0.1)
+        node.ask(spawn(folder, "1-0", "1-1", "1-2"))
+        Replica(node, "1-0").say()
+        live = Replica(node, "1-1").say()
+        with node.watching(replicas=True) as watching:
+            news = None
+            while news is None or news.replica.exit_code is None:
+                live.say()
+                news = watching.replica(lambda news: True)
+        assert (news.replica.replica, news.replica.exit_code, news.is_hung) == ("1-0", -9, True)
+        assert node.replicas()["1-2"].exit_code is None  # it has not come to its first word: others wait for that
+
+    def test_time_in_which_the_daemon_slept_is_no_silence(self, nodes, folder):
+        node = nodes(hang_after_s=1.5)
+        node.ask(spawn(folder, "1-0"))
+        replica = Replica(node, "1-0").say()
+        until(lambda: node.replicas()["1-0"].status)
+        node.loop.call_soon_threadsafe(time.sleep, 2.0)
+        node.ask(DescribeNode())
+        replica.say()
+        until(lambda: node.replicas()["1-0"].status)
+        assert node.replicas()["1-0"].exit_code is None
+
+    def test_forget_ends_what_is_left(self, node, folder):
+        assert node.ask(HostStore("j")) == StoreAt("127.0.0.1:1001")
+        assert node.ask(HostStore("j")) == StoreAt("127.0.0.1:1001")
+        node.ask(spawn(folder, "1-0"))
+        node.pid("1-0")
+        log = node.replicas()["1-0"].log
+        node.ask(Forget("j"))
+        node.ask(Forget("j"))
+        assert node.keeper.processes["j/1-0"].wait(PATIENT_S) == -9
+        assert node.replicas() == {}
+        until(lambda: node.keeper.forgotten == ["j", "j"])
+        assert "RuntimeError" in Path(log).read_text()
+        assert not node.daemon.folder.replicas_file("j").exists()
+
+    def test_reports_reach_the_watchers_of_replicas(self, node, folder):
+        node.ask(spawn(folder, "1-0"))
+        replica = Replica(node, "1-0").say()
+        with node.watching("other", replicas=True) as deaf, node.watching("j", replicas=True) as watching:
+            replica.channel.send(report(7))
+            while not isinstance(news := watching.news(), ReportNews):
+                pass
+            assert news.report == report(7)
+            with pytest.raises(TimeoutError):
+                deaf.channel.receive(ReportNews, 0.05)
+
+
+class TestHome:
+    def test_a_job_starts_grows_and_finishes(self, node, folder):
+        with node.watching("j") as watching:
+            assert node.ask(RunJob("j", 1, launch(folder), on(a=1))) == Done()
+            first = node.living(1)[0].say(generation=1)
+            assert watching.event(ReplicasReady).generation == 1
+            node.ask(ResizeRun("j", 2, on(a=2)))
+            assert first.hears() == Prepare("j", 2)
+            second = node.living(2)[1].say(ReplicaPhase.READY, 2, has_state=False)
+            join = second.hears()
+            assert (join.generation, join.rank, join.size) == (2, 1, 2)
+            assert first.hears().rank == 0
+            assert join.store == "127.0.0.1:1001"
+            first.say(generation=2)
+            second.say(generation=2)
+            assert watching.event(ReplicasReady).generation == 2
+            status = node.ask(ListRuns()).runs[0]
+            assert (status.phase, status.generation, status.allocation) == (RunPhase.TRAINING, 2, on(a=2))
+
+    def test_a_failure_quotes_the_log(self, node, folder):
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch(folder), on(a=1)))
+            replica = node.living(1)[0].say()
+            watching.event(ReplicasReady)
+            node.keeper.end(f"j/{replica.replica}")
+            failed = watching.event(JobFailed)
+        assert failed.exit_code == -9
+        assert "second | RuntimeError: it broke" in failed.reason
+        assert node.ask(ListRuns()).runs[0].phase is RunPhase.ENDED
+        until(lambda: node.keeper.forgotten == ["j"])
+        with node.watching("j") as late:
+            assert late.event(JobFailed).generation == 1
+        with pytest.raises(StaleGeneration):
+            node.ask(RunJob("j", 1, launch(folder), on(a=2)))
+        node.ask(RunJob("j", 2, launch(folder), on(a=2)))
+        assert node.ask(ListRuns()).runs[0].phase is RunPhase.STARTING
+
+    def test_survivors_of_a_loss_are_told_to_go_on(self, node, folder):
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch(folder), on(a=2)))
+            first, second = (replica.say() for replica in node.living(2))
+            watching.event(ReplicasReady)
+            node.keeper.end(f"j/{first.replica}")
+            join = second.hears()
+            assert (join.membership, join.rank, join.size, join.is_repair) == (1, 0, 1, True)
+            second.say(membership=1)
+            assert watching.event(ReplicaLost).survivors == on(a=1)
+
+    def test_a_stop_is_always_answered(self, node, folder):
+        with node.watching() as watching:
+            node.ask(StopRun("unknown", 3, StopReason.PREEMPTED))
+            assert watching.event(JobStopped) == JobStopped("unknown", 3)
+            node.ask(ResizeRun("unknown", 4, on(a=1)))
+            assert watching.event(GenerationAbandoned).generation == 4
+            node.ask(RunJob("j", 1, launch(folder), on(a=1)))
+            node.living(1)
+            node.ask(StopRun("j", 1, StopReason.CANCELLED))
+            assert watching.event(JobStopped).job == "j"
+        assert [process.wait(PATIENT_S) for process in node.keeper.processes.values()] == [-9]
+
+    def test_changed_code_means_checkpoint_and_restart(self, node, folder):
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch(folder), on(a=1)))
+            old = node.living(1)[0].say()
+            watching.event(ReplicasReady)
+            (folder / "train.py").write_text("print('new')\n")
+            node.ask(ResizeRun("j", 2, on(a=2)))
+            assert node.keeper.processes[f"j/{old.replica}"].wait(PATIENT_S) == -15
+            replicas = [replica.say(generation=2) for replica in node.living(2)]
+            assert watching.event(ReplicasReady).generation == 2
+            assert node.keeper.environments[f"j/{replicas[0].replica}"]["WORLD_SIZE"] == "2"
+            node.ask(ResizeRun("j", 3, on(a=1)))
+            assert {type(replica.hears()) for replica in replicas} <= {Prepare, Join, Leave}  # in place again
+
+    def test_what_cannot_be_run_is_refused(self, node, folder):
+        with pytest.raises(Permanent, match="'b' is missing"):
+            node.ask(RunJob("j", 1, launch(folder), on(a=1, b=1)))
+        with pytest.raises(Permanent, match="allocation"):
+            node.ask(RunJob("j", 1, launch(folder), on()))
+        with pytest.raises(Permanent, match="is not the job"):
+            node.ask(RunJob("k", 1, launch(folder), on(a=1)))
+        assert node.ask(ListRuns()).runs == ()
+
+    def test_two_daemons_are_two_nodes_with_one_token(self, nodes, folder):
+        first = nodes("a")
+        second = nodes("b", token_file=first.daemon.folder.token_file)
+        assert not (folder / "b" / "token").exists()
+        with first.watching("j") as watching:
+            addresses = FrozenMap({"b": second.address})
+            first.ask(RunJob("j", 1, launch(folder), on(a=1, b=1), addresses))
+            here, there = first.living(1)[0].say(), second.living(1)[0].say()
+            watching.event(ReplicasReady)
+            there.channel.send(report())
+            while not isinstance(watching.news(), ReportNews):
+                pass
+            second.keeper.end(f"j/{there.replica}")
+            assert here.hears().is_repair
+            first.ask(StopRun("j", 1, StopReason.CANCELLED))
+            watching.event(JobStopped)
+        until(lambda: second.keeper.forgotten == ["j"] and first.keeper.forgotten == ["j"])
+
+    def test_the_daemon_of_another_node_has_to_be_who_it_is_said_to_be(self, nodes, folder, caplog):
+        first = nodes("a")
+        other = nodes("c", token_file=first.daemon.folder.token_file)
+        with first.watching("j") as watching:
+            first.ask(RunJob("j", 1, launch(folder), on(b=1), FrozenMap({"b": other.address})))
+            assert watching.event(JobFailed | JobStopped | GenerationAbandoned).generation == 1
+        assert "not the daemon of node b" in caplog.text
+        assert other.replicas() == {}
+
+
+class TestTheFolder:
+    def test_is_private_and_has_a_token(self, node, folder):
+        assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "a" / "token").stat().st_mode) == 0o600
+        assert len(node.token) == 64
+        file = json.loads((folder / "a" / "node.json").read_text())
+        assert f"{file['host']}:{file['port']}" == node.address
+
+    def test_belongs_to_one_daemon(self, node, folder):
+        with pytest.raises(Permanent, match=f"in use by the daemon of node a, pid {os.getpid()}"):
+            Node(folder / "a", "b").start()
+
+    def test_has_a_short_path(self, folder):
+        with pytest.raises(InvalidSpec, match="too long"):
+            StateFolder(folder / ("x" * 100))
+        assert serve(folder / ("x" * 100), "a") == 1
+
+    def test_a_token_file_that_holds_none_is_refused(self, folder):
+        for text in (None, "short", "é" * 30):
+            path = folder / "t"
+            if text is not None:
+                path.write_text(text)
+            with pytest.raises(InvalidSpec, match="token file"):
+                StateFolder(folder / "d", path)
+
+    def test_is_left_tidy(self, nodes, folder):
+        node = nodes("z")
+        node.stop(end_all=True)
+        assert not (folder / "z" / "node.sock").exists()
+        assert not (folder / "z" / "node.json").exists()
+
+    def test_last_lines_fit_for_a_message(self, folder):
+        path = folder / "log"
+        path.write_bytes(b"a\n\n b\tc \n\xff\x1b[0m\n" * 3)
+        assert last_lines(path, 2) == "b c | \ufffd [0m"
+        path.write_text("x" * 1000)
+        assert last_lines(path, 2, 10) == "…" + "x" * 10
+        assert last_lines(folder / "none", 2) == ""
+
+
+def test_slots_are_counted():
+    assert count_slots() >= 1
+
+
+def test_ending_all_lets_jobs_save_and_stop(nodes, folder):
+    node = nodes("e")
+    node.ask(RunJob("j", 1, launch(folder), on(e=1)))
+    node.living(1)
+    node.ask(spawn(folder, "1-0", job="k"))
+    node.pid("1-0", "k")
+    node.stop(end_all=True)
+    assert {process.wait(PATIENT_S) for process in node.keeper.processes.values()} == {-15}
+    assert node.failure is None

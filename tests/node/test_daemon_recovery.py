@@ -1,0 +1,408 @@
+"""Daemons that end or are killed, and what their successors find. The second half is done with real processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pollux.core import Allocation, FrozenMap, JobFailed, JobStopped, ReplicaLost, ReplicasReady, StopReason
+from pollux.errors import PolluxError
+from pollux.node.folder import StateFolder
+from pollux.node.hosted import began_at
+from pollux.wire.frames import Channel, ask
+from pollux.wire.nodes import (
+    DescribeNode,
+    Done,
+    ListReplicas,
+    ListRuns,
+    NodeNews,
+    RunJob,
+    RunNews,
+    RunPhase,
+    Seat,
+    Spawn,
+    StopRun,
+    Watch,
+)
+from pollux.wire.replicas import Join
+
+from .daemons import PATIENT_S, QUICK, Node, launch, short_folder, until
+
+
+@pytest.fixture
+def folder():
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def nodes(folder):
+    made = []
+
+    def make(name="a", **settings):
+        made.append(Node(folder / name, name, **settings))
+        return made[-1].start()
+
+    yield make
+    for node in made:
+        node.end()
+
+
+def on(**gpus):
+    return Allocation.of(gpus)
+
+
+def train(node, folder, count=2, **others):
+    """A job that trains with that many replicas on the node, and with those on others."""
+    addresses = FrozenMap({name: other.address for name, (other, _) in others.items()})
+    allocation = on(**{node.name: count}, **{name: number for name, (_, number) in others.items()})
+    with node.watching("j") as watching:
+        node.ask(RunJob("j", 1, launch(folder), allocation, addresses))
+        links = [link.say() for link in node.living(count)]
+        for other, number in others.values():
+            links += [link.say() for link in other.living(number)]
+        watching.event(ReplicasReady)
+    return links
+
+
+def phase(node):
+    return node.ask(ListRuns()).runs[0].phase
+
+
+class TestSuccessors:
+    def test_replicas_live_on_and_are_found(self, nodes, folder):
+        node = nodes()
+        train(node, folder)
+        before, address = node.replicas(), node.address
+        node.stop()
+        node.start()
+        assert node.address == address  # others look for it there
+        assert {name: here.pid for name, here in node.replicas().items()} == {n: h.pid for n, h in before.items()}
+        assert phase(node) is RunPhase.TRAINING
+        for link in node.living(2):
+            link.say(step=9)
+        until(lambda: node.ask(ListRuns()).runs[0].step == 9)
+
+    def test_what_happened_meanwhile_is_learnt(self, nodes, folder):
+        node = nodes()
+        first, _ = train(node, folder)
+        node.stop()
+        node.keeper.end(f"j/{first.replica}")
+        until(lambda: node.keeper.kept[f"j/{first.replica}"] == -9)
+        node.start()
+        assert node.replicas()[first.replica].exit_code == -9
+        with node.watching("j") as watching:
+            survivor = node.living(1)[0].say()
+            join = survivor.hears()
+            assert isinstance(join, Join)
+            assert (join.membership, join.size, join.is_repair) == (1, 1, True)
+            survivor.say(membership=1)
+            assert watching.event(ReplicaLost).membership == 1
+
+    def test_the_end_of_a_job_meanwhile_is_announced_to_whoever_watches_later(self, nodes, folder):
+        node = nodes()
+        for link in train(node, folder):
+            node.keeper.end(f"j/{link.replica}")
+            until(lambda link=link: node.keeper.kept.get(f"j/{link.replica}", 0) is not None)
+        node.stop()
+        node.start()
+        with node.watching("j") as watching:
+            assert watching.event(JobFailed).exit_code == -9
+        node.stop()
+        node.start()
+        with node.watching("j") as watching:
+            assert watching.event(JobFailed).exit_code == -9
+        node.stop()
+        run = node.daemon.folder.run_file("j")
+        os.utime(run, (0, 0))
+        node.start()
+        assert node.ask(ListRuns()).runs == ()
+        assert not run.exists()
+
+    def test_a_replica_that_fell_silent_meanwhile_is_killed(self, nodes, folder):
+        node = nodes(hang_after_s=1.0)
+        first, second = train(node, folder)
+        node.stop()
+        node.start()
+        live = next(link for link in node.living(2) if link.replica == second.replica)
+
+        def is_killed():
+            live.say()
+            return node.replicas()[first.replica].exit_code == -9
+
+        until(is_killed)
+        assert node.replicas()[second.replica].exit_code is None
+
+    def test_processes_without_their_keeper_are_watched(self, nodes, folder):
+        node = nodes()
+        first, second = train(node, folder)
+        node.stop()
+        node.keeper.kept.clear()  # a new keeper, which knows nothing
+        node.start()
+        assert len(node.living(2)) == 2
+        node.keeper.on_exit = lambda *end: None
+        node.keeper.end(f"j/{first.replica}")
+        until(lambda: node.replicas()[first.replica].exit_code is not None)
+        assert node.replicas()[second.replica].exit_code is None
+
+    def test_damaged_files_are_set_aside(self, nodes, folder, caplog):
+        node = nodes()
+        train(node, folder)
+        node.stop()
+        state = node.daemon.folder
+        state.run_file("j").write_text("{")
+        state.replicas_file("j").write_text('{"replicas":3}')
+        node.start()
+        assert node.ask(ListRuns()).runs == ()
+        assert node.replicas() == {}
+        assert {process.wait(PATIENT_S) for process in node.keeper.processes.values()} == {-9}
+        assert "cannot be read" in caplog.text
+        assert state.run_file("j").with_suffix(".unreadable").exists()
+
+    def test_a_store_that_ends_gets_a_successor(self, nodes, folder):
+        node = nodes()
+        first, second = train(node, folder)
+        node.keeper.end_store("j")
+        until(lambda: node.keeper.num_stores == 2)
+        node.keeper.end(f"j/{first.replica}")
+        assert second.hears().store == "127.0.0.1:1002"
+
+
+class TestOtherNodes:
+    def test_a_daemon_that_comes_back_in_time_changes_nothing(self, nodes, folder, caplog):
+        home = nodes("a", run=replace(QUICK, node_timeout_s=PATIENT_S))
+        other = nodes("b", token_file=home.daemon.folder.token_file)
+        train(home, folder, 1, b=(other, 1))
+        other.stop()
+        until(lambda: "out of reach" in caplog.text)
+        other.start()
+        back = other.living(1)[0].say(step=50)
+        until(lambda: home.ask(ListRuns()).runs[0].step == 50)
+        assert phase(home) is RunPhase.TRAINING
+        assert back.replica in other.replicas()
+
+    def test_one_that_stays_away_is_lost(self, nodes, folder):
+        home = nodes("a")
+        other = nodes("b", token_file=home.daemon.folder.token_file)
+        here, there = train(home, folder, 1, b=(other, 1))
+        with home.watching("j") as watching:
+            other.stop()
+            assert here.hears().is_repair
+            here.say(membership=1)
+            assert watching.event(ReplicaLost).survivors == on(a=1)
+        other.start()  # too late: its replica is of another life
+        assert other.keeper.processes[f"j/{there.replica}"].wait(PATIENT_S) == -9
+
+    def test_a_home_that_comes_back_finds_the_others(self, nodes, folder):
+        home = nodes("a")
+        other = nodes("b", token_file=home.daemon.folder.token_file)
+        _, there = train(home, folder, 1, b=(other, 1))
+        home.stop()
+        other.keeper.end(f"j/{there.replica}")
+        until(lambda: other.replicas()[there.replica].exit_code == -9)
+        home.start()
+        here = home.living(1)[0].say()
+        assert here.hears().is_repair
+        with home.watching("j") as watching:
+            home.ask(StopRun("j", 1, StopReason.CANCELLED))
+            watching.event(JobStopped)
+        until(lambda: other.keeper.forgotten == ["j"])
+
+
+# Real processes
+
+REPLICA = """
+import os, signal, sys, time
+from pollux.errors import PolluxError
+from pollux.wire.frames import Channel
+from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("began", flush=True)
+generation, membership, step = int(os.environ["POLLUX_GENERATION"]), 0, 0
+token = open(os.environ["POLLUX_TOKEN_FILE"]).read()
+while True:
+    try:
+        with Channel.connect(os.environ["POLLUX_SOCKET"], token) as channel:
+            while True:
+                step += 1
+                channel.send(ReplicaStatus(os.environ["POLLUX_JOB"], os.environ["POLLUX_REPLICA"], os.getpid(),
+                    ReplicaPhase.TRAINING, generation, membership, step, True, time.time()))
+                try:
+                    told = channel.receive(Instruction, 0.1)
+                    generation, membership = told.generation, getattr(told, "membership", membership)
+                except TimeoutError:
+                    pass
+    except PolluxError:
+        time.sleep(0.05)
+"""
+
+DAEMON = """
+import sys
+from pathlib import Path
+from pollux.node.daemon import DaemonOptions, serve
+from pollux.node.run import RunOptions
+is_ephemeral, run = "ephemeral" in sys.argv, RunOptions(repair_grace_s=0.1)
+options = DaemonOptions(preload=(), end_grace_s=5.0, is_ephemeral=is_ephemeral, run=run)
+sys.exit(serve(Path(sys.argv[1]), "a", slots=4, options=options))
+"""
+
+
+class Process:
+    """`pollux node` in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DAEMON, str(folder), *arguments], stderr=subprocess.DEVNULL
+        )
+        self.state = StateFolder(folder)
+        until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "node.log").read_text()
+        with contextlib.suppress(PolluxError):
+            return self.ask(DescribeNode()).pid == self.process.pid
+        return False
+
+    def ask(self, request):
+        return ask(self.state.address, self.state.token, request, PATIENT_S)
+
+    def replicas(self, job="j"):
+        return {here.replica: here for here in self.ask(ListReplicas(job)).replicas}
+
+    def speaking(self, job="j"):
+        return {name: here for name, here in self.replicas(job).items() if here.status and here.exit_code is None}
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(PATIENT_S)
+
+
+@pytest.fixture
+def start(folder):
+    """Starts daemons on one folder after the other; at the end, the last one ends all."""
+    made = []
+
+    def make(*arguments):
+        made.append(Process(folder / "n", *arguments))
+        return made[-1]
+
+    (folder / "train.py").write_text(REPLICA)
+    yield make
+    if made[-1].process.poll() is not None and (folder / "n" / "node.json").exists():
+        make()
+    if made[-1].process.poll() is None:
+        made[-1].end(signal.SIGINT)
+    assert _processes(folder) == []
+
+
+def _processes(folder: Path) -> list[str]:
+    """Those that have to do with the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            texts = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+            if str(folder).encode() in texts:
+                found.append(f"{path.name}: {(path / 'cmdline').read_bytes()!r}")
+    return found
+
+
+def seats(folder, *names):
+    taken = tuple(Seat(name, rank, len(names), 1, False) for rank, name in enumerate(names))
+    return Spawn("j", 1, launch(folder), taken, "127.0.0.1:1")
+
+
+class TestRealProcesses:
+    def test_a_killed_daemon_loses_nothing(self, start, folder):
+        daemon = start()
+        daemon.ask(seats(folder, "x", "y", "z"))
+        before = until(lambda: len(daemon.speaking()) == 3 and daemon.speaking())
+        daemon.end(signal.SIGKILL)
+        os.kill(before["y"].pid, signal.SIGKILL)  # nobody is there to see it but the keeper
+        os.kill(before["z"].pid, signal.SIGTERM)
+        daemon = start()
+        after = until(lambda: len(daemon.speaking()) == 1 and daemon.replicas())
+        assert (after["y"].exit_code, after["z"].exit_code) == (-9, 0)
+        assert after["x"].pid == before["x"].pid
+        assert after["x"].status.step > before["x"].status.step
+        daemon.ask(seats(folder, "x", "w"))
+        until(lambda: set(daemon.speaking()) == {"x", "w"})
+        assert Path(after["x"].log).read_text() == "began\n"
+
+    def test_a_killed_keeper_takes_no_replica_along(self, start, folder):
+        daemon = start()
+        daemon.ask(seats(folder, "x", "y"))
+        before = until(lambda: len(daemon.speaking()) == 2 and daemon.speaking())
+        keeper = _parent(before["x"].pid)
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: "A keeper is started" in (folder / "n" / "node.log").read_text().split("gone")[-1])
+        os.kill(before["y"].pid, signal.SIGKILL)
+        until(lambda: daemon.replicas()["y"].exit_code is not None)
+
+        def has_started():
+            daemon.ask(seats(folder, f"w{time.monotonic_ns()}"))
+            return len(daemon.speaking()) > 1
+
+        until(has_started)
+        assert daemon.speaking()["x"].pid == before["x"].pid
+
+    def test_a_job_goes_on_under_the_next_daemon(self, start, folder):
+        daemon = start()
+        daemon.ask(RunJob("j", 1, launch(folder), on(a=2)))
+        before = until(lambda: len(daemon.speaking()) == 2 and daemon.speaking())
+        until(lambda: daemon.ask(ListRuns()).runs[0].phase is RunPhase.TRAINING)
+        first, second = before.values()
+        daemon.end(signal.SIGKILL)
+        os.kill(first.pid, signal.SIGKILL)
+        daemon = start()
+        with Channel.connect(daemon.state.address, daemon.state.token, PATIENT_S) as channel:
+            channel.send(Watch("j"))
+            channel.receive(Done, PATIENT_S)
+            news: RunNews = channel.receive(NodeNews, PATIENT_S)
+            while not isinstance(news.event, ReplicaLost):
+                news = channel.receive(NodeNews, PATIENT_S)
+        assert (news.event.membership, news.event.survivors) == (1, on(a=1))
+        assert until(daemon.speaking)[second.replica].pid == second.pid
+        daemon.ask(StopRun("j", 1, StopReason.PREEMPTED))
+        until(lambda: daemon.ask(ListRuns()).runs[0].phase is RunPhase.ENDED)
+        assert began_at(second.pid) == 0
+
+    def test_sigterm_leaves_replicas_and_sigint_ends_them(self, start, folder):
+        daemon = start()
+        daemon.ask(seats(folder, "x"))
+        pid = until(daemon.speaking)["x"].pid
+        assert daemon.end(signal.SIGTERM) == 0
+        assert began_at(pid) != 0
+        assert "live on" in (folder / "n" / "node.log").read_text()
+        daemon = start()
+        until(daemon.speaking)
+        assert daemon.end(signal.SIGINT) == 0
+        assert _processes(folder) == []
+        assert not list((folder / "n").glob("*.sock"))
+
+    def test_an_ephemeral_daemon_ends_with_its_parent(self, folder):
+        (folder / "train.py").write_text(REPLICA)
+        launcher = (
+            "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stderr=subprocess.DEVNULL); time.sleep(99)"
+        )
+        state = StateFolder(folder / "n")
+        command = [sys.executable, "-c", DAEMON, str(folder / "n"), "ephemeral"]
+        with subprocess.Popen([sys.executable, "-c", launcher, *command]) as parent:
+            try:
+                until(state.socket.exists)
+                ask(state.address, state.token, seats(folder, "x"), PATIENT_S)
+            finally:
+                parent.kill()
+        until(lambda: not _processes(folder))
+        assert not state.socket.exists()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
