@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -225,7 +226,7 @@ def listening(*answers: bytes, linger: bool = False) -> Iterator[str]:
 
         def run() -> None:
             connection, _ = server.accept()
-            with connection:
+            with connection, contextlib.suppress(OSError):  # the taker may have gone
                 for answer in answers:
                     connection.sendall(answer)
                     connection.recv(1000)

@@ -73,6 +73,8 @@ class Process:
     prepared: int = 0
     group: Group | None = None
     gathers: tuple[int, int] | None = None
+    store: str = ""
+    """Where it gathers."""
     offers: bool = False
     is_asked: bool = False
     last_code: int | None = None
@@ -240,6 +242,7 @@ class World:
 
     def spawn(self, node: SimNode, generation: int, seat: Seat) -> None:
         process = Process(seat.replica, node, generation, seat, at=(generation, 0), has_state=not seat.is_newcomer)
+        process.store = self.run.store
         if not seat.is_newcomer:
             process.heeded, process.step = process.at, self.checkpoint
         node.processes[process.name] = process
@@ -344,7 +347,7 @@ class World:
             process.group.is_broken = True
             process.group = None
         process.at = process.heeded = process.gathers = process.key
-        process.phase = ReplicaPhase.JOINING
+        process.phase, process.store = ReplicaPhase.JOINING, join.store
         self.say(process)
 
     def fall_out(self, process: Process, luck: int) -> None:
@@ -355,6 +358,7 @@ class World:
         if process.has_state and luck % 2 and process.step == group.step and group.has_stepped:
             process.step += 1
             if process.step >= self.num_steps:
+                self.has_finished = True
                 self.leave(process, 0)
                 return
         process.phase = ReplicaPhase.WAITING
@@ -382,11 +386,11 @@ class World:
 
     def gather(self) -> bool:
         """Those of one membership that all wait for each other find together."""
-        waiting: dict[tuple[int, int], list[Process]] = {}
+        waiting: dict[tuple[tuple[int, int], str], list[Process]] = {}
         for process in self.processes():
             if process.gathers is not None:
-                waiting.setdefault(process.gathers, []).append(process)
-        for key, members in sorted(waiting.items()):
+                waiting.setdefault((process.gathers, process.store), []).append(process)
+        for (key, _), members in sorted(waiting.items()):
             join = next((m.newest for m in members if m.key == key), None)
             size = join.size if isinstance(join, Join) else members[0].seat.size
             if len(members) < size:
@@ -483,8 +487,9 @@ class World:
         if self.is_stray(process) or self.has_finished or isinstance(process.newest, Leave):
             return
         run = self.disk
-        if order.signal == 15 and run.find(process.name) in run.leavers:
-            return
+        known = run.find(process.name)
+        if known in run.leavers and known.is_asked:
+            return  # nobody is left to leave to; it was given the time to save
         if run.stopped_as or run.target is not None or process.generation in self.may_end:
             return
         raise Broken(f"{order} loses the state at step {process.step}")
@@ -508,6 +513,8 @@ class World:
                 if any(process.generation == generation for process in mine):
                     raise Broken(f"{event} although its newcomers are there")
                 self.pending.discard(generation)
+            case ReplicaLost(generation=generation) if generation < run.generation:
+                pass  # the switch followed at once
             case ReplicaLost(membership=membership, survivors=survivors, generation=generation):
                 names = {member.name for member in run.members}
                 there = {p.name for p in self.processes() if p.name in names}

@@ -27,7 +27,8 @@ MOVES = {
     "wait long": 1,
     "kill": 2,
     "fail": 1,
-    "resize": 3,
+    "break group": 1,
+    "resize": 2,
     "restart by resize": 1,
     "ask again": 1,
     "stop": 1,
@@ -71,6 +72,8 @@ def make_move(world: World, move: str, pick: int) -> None:
             world.end(process, -9)
         case "fail" if process:
             world.end(process, 1)
+        case "break group" if groups := world.groups():
+            groups[pick % len(groups)].is_broken = True
         case "resize" | "restart by resize":
             counts = {name: pick // 3**i % 3 for i, name in enumerate(world.nodes)}
             if any(counts.values()):
@@ -95,10 +98,14 @@ def make_move(world: World, move: str, pick: int) -> None:
 
 
 @settings(max_examples=EXAMPLES)
-@given(allocation=allocations, num_steps=st.sampled_from([1, 3, 8, 10**6, 10**6]), script=moves)
-def test_a_run_survives_whatever_happens(allocation: Allocation, num_steps: int, script: list[tuple[str, int]]) -> None:
+@given(allocation=allocations, num_steps=st.sampled_from([1, 4, 20, 10**6, 10**6]), is_warm=st.booleans(), script=moves)
+def test_a_run_survives_whatever_happens(
+    allocation: Allocation, num_steps: int, is_warm: bool, script: list[tuple[str, int]]
+) -> None:
     world = World(num_steps)
     world.start(allocation)
+    for _ in range(10 if is_warm else 0):
+        world.act()
     for move, pick in script:
         make_move(world, move, pick)
     world.settle()

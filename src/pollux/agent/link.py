@@ -164,11 +164,12 @@ class Link:
     def _run(self) -> None:
         pause_s, has_complained = FIRST_PAUSE_S, False
         while True:
+            began_s = time.monotonic()
             try:
                 with Channel.connect(self._address, self._token, CONNECT_TIMEOUT_S) as channel:
                     if has_complained:
                         log.info("The daemon at %s is back.", self._address)
-                    pause_s, has_complained = FIRST_PAUSE_S, False
+                    has_complained = False
                     self._converse(channel)
             except Exception as error:
                 # Even what will not pass by itself: a daemon may come back with the right token.
@@ -183,6 +184,8 @@ class Link:
             if self._is_closing:
                 self._let_go()
                 return
+            if time.monotonic() - began_s > LONGEST_PAUSE_S:  # not one that hangs up on us each time
+                pause_s = FIRST_PAUSE_S
             self._sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

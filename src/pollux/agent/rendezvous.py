@@ -81,17 +81,19 @@ class GroupSockets:
     """The TCP connections that a process group opens, from a moment before it is made until `seal`.
 
     Told apart by their inodes: torch does not show them. On Linux only; elsewhere there are none, and a lost member is
-    noticed by those alone that are connected to it.
+    noticed by those alone that are connected to it. `store`: the connection over which the members find each other,
+    which is cut as well while they do.
     """
 
-    def __init__(self) -> None:
-        self._before = set(_socket_inodes())
+    def __init__(self, store: frozenset[int] = frozenset()) -> None:
+        self._store = store
+        self._before = set(_socket_inodes()) - store
         self._after: set[int] | None = None
         self._group: ProcessGroup | None = None
 
     def seal(self, group: ProcessGroup | None) -> None:
         """The group is made, or none is needed: sockets that are opened from now on are not its."""
-        self._after = set() if group is None else set(_socket_inodes())
+        self._after = set() if group is None else set(_socket_inodes()) - self._store
         self._group = group
 
     def cut(self) -> None:
@@ -134,6 +136,11 @@ class Rendezvous:
         self._sockets: GroupSockets | None = None
         self._of = (0, 0)
         self._cut_below = (0, 0)
+        # For the groups: it may be cut, and the store can still be asked. Made now, since connecting to a store looks
+        # up the name of its host, which takes seconds where the name service is slow.
+        self._groups_store: Any = None
+        self._groups_inodes: frozenset[int] = frozenset()
+        self._connect_for_groups()
 
     @staticmethod
     def host_towards(address: str) -> str:
@@ -193,7 +200,9 @@ class Rendezvous:
                 here = [_key(join, "here", rank) for rank in range(join.size)]
                 if not self._appear(here, lambda: is_superseded() or self._is_cut(join)):
                     raise _superseded(join)
-        sockets = GroupSockets()
+        if self._groups_store is None:
+            self._connect_for_groups()
+        sockets = GroupSockets(self._groups_inodes)
         with self._lock:
             self._sockets, self._of = sockets, (join.generation, join.membership)
         if self._is_cut(join):
@@ -204,12 +213,14 @@ class Rendezvous:
         try:
             group = self._connect(join, "nccl" if device.type == "cuda" else "gloo", timeout_s)
         except RuntimeError as error:
+            self._groups_store = None
             if is_connection_loss(error) and self._is_cut(join):
                 raise _superseded(join) from error
             raise
         sockets.seal(group)
         made = Made(group, sockets)
         if self._is_cut(join):
+            self._groups_store = None
             sockets.cut()
             leave_group(made)
             raise _superseded(join)
@@ -227,9 +238,14 @@ class Rendezvous:
         with self._lock:
             return (join.generation, join.membership) < self._cut_below
 
+    def _connect_for_groups(self) -> None:
+        before = _socket_inodes().keys()
+        with self._reaching():
+            self._groups_store = self.store.clone()
+        self._groups_inodes = frozenset(_socket_inodes().keys() - before)
+
     def _connect(self, join: Join, backend: str, timeout_s: float) -> ProcessGroup:
-        # A connection of its own: it is cut with the others, and the store can still be asked.
-        store = dist.PrefixStore(_key(join, "group"), self.store.clone())  # type: ignore[attr-defined]
+        store = dist.PrefixStore(_key(join, "group"), self._groups_store)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
         dist.init_process_group(backend, store=store, rank=join.rank, world_size=join.size, timeout=timeout)
         group = dist.group.WORLD

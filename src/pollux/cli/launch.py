@@ -67,7 +67,7 @@ def launch(
     Shows what the replicas print; a line of any but the main one begins with its name. Ctrl-C lets the job save and
     end, a second one kills it. Ends with the exit code of the job.
     """
-    from pollux.cli.tending import Tending
+    from pollux.cli.tending import Tending, has_checkpoint
     from pollux.node.launched import launch_base, spread
     from pollux.node.launching import LocalCluster, slots_per_node, visible_devices
     from pollux.wire.nodes import Launch
@@ -87,12 +87,15 @@ def launch(
     )
     if len(job) > LONGEST_NAME:
         raise InvalidInput("--name", job, f"longer than {LONGEST_NAME} characters", "Use a shorter one")
-    _refuse_if_running(where / job)
-    saves_in.mkdir(parents=True, exist_ok=True)
-    if any(saves_in.iterdir()):
-        output.note(f"{job} goes on from its checkpoint in {saves_in}.")
-    tending = Tending(program, allocation, retries, DEFAULT_RETRIES)
-    raise typer.Exit(tending.run(lambda: LocalCluster(where / job, nodes, room)))
+
+    def start() -> LocalCluster:
+        cluster = LocalCluster(where / job, nodes, room)
+        saves_in.mkdir(parents=True, exist_ok=True)
+        if has_checkpoint(saves_in):
+            output.note(f"{job} goes on from its checkpoint in {saves_in}.")
+        return cluster
+
+    raise typer.Exit(Tending(program, allocation, retries, DEFAULT_RETRIES).run(start))
 
 
 def resize(
@@ -144,15 +147,6 @@ def resize(
                 _answer(as_json, {**answer, "reason": reason}, "abandoned", "")
                 raise typer.Exit(1)
             raise Permanent(f"{change}: given up, since {reason.rstrip('.')}.")
-
-
-def _refuse_if_running(folder: Path) -> None:
-    from pollux.node.launched import Launched
-
-    if Launched(folder).is_running:
-        name = folder.name
-        fix = f"Resize it with pollux resize {name} N, end it, or give another --name"
-        raise InvalidInput("--name", name, "a launch of that name runs already", fix)
 
 
 def _fresh_name(base: Path, stem: str) -> str:

@@ -38,6 +38,11 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether an agent has saved something there."""
+    return any(folder.glob("checkpoint-*"))
+
+
 class Tending:
     """One run of the command."""
 
@@ -105,7 +110,8 @@ class Tending:
         self._output.know(here)
         generation = here.generation if here.status is None else here.status.generation
         self._first_words_s.setdefault(generation, time.monotonic())
-        if here.exit_code and not self._signals:
+        is_missed = here.status is not None and here.status.has_state  # others end with a change that is given up
+        if here.exit_code and is_missed and not self._signals:
             how = f"was killed by signal {-here.exit_code}" if here.exit_code < 0 else f"ended with {here.exit_code}"
             self._say(f"replica {here.replica} {'hung and was killed' if news.is_hung else how}.")
 
@@ -146,7 +152,7 @@ class Tending:
             there = "other" if nodes_before != self._allocation.gpus.keys() else "the same"
             self._say(f"{_count(now)} on {there} nodes{took}.")
         else:
-            self._say(f"{before} → {now} replicas{took}.")
+            self._say(f"{before} → {now} replica{'' if now == 1 else 's'}{took}.")
         self._has_trained = True
 
     def _stopped(self) -> int:
@@ -173,11 +179,11 @@ class Tending:
             self._say(f"failed{tries}: {_sentence(event.reason)}")
             return code
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_failures - 1), LONGEST_PAUSE_S)
-        has_saved = any(Path(self._program.checkpoint_dir).glob("*"))
-        source = "its checkpoint" if has_saved else "the beginning, for there is no checkpoint"
+        folder = self._program.checkpoint_dir
+        source = "from its checkpoint" if has_checkpoint(Path(folder)) else f"though {folder} holds no checkpoint"
         turn = f"try {self._num_failures} of {allowed}"
         reason = event.reason.partition(" Last lines of ")[0]  # they have just been shown
-        self._say(f"failed: {_sentence(reason)} Starts again in {pause_s:g} s from {source} ({turn}).")
+        self._say(f"failed: {_sentence(reason)} Starts again in {pause_s:g} s {source} ({turn}).")
         if self._pause(pause_s):
             return 128 + self._signals[0]
         self._output.forget_main()

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import socket
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -187,13 +186,9 @@ def serve(
     """Run a daemon until a signal, and log to node.log and to the terminal. The exit code.
 
     SIGTERM leaves replicas and keeper running, for the next daemon on this folder; SIGINT, and any end of an ephemeral
-    daemon, ends them.
+    daemon, ends them. `InvalidSpec` if the folder or the token will not do.
     """
-    try:
-        daemon = Daemon(folder, node, host, port, slots, options, token_file=token_file)
-    except (PolluxError, OSError) as error:
-        print(f"pollux node: {error}", file=sys.stderr)
-        return 1
+    daemon = Daemon(folder, node, host, port, slots, options, token_file=token_file)
     handlers: list[logging.Handler] = [
         logging.StreamHandler(),
         logging.FileHandler(daemon.folder.log, encoding="utf-8"),

@@ -17,9 +17,6 @@ from typing import Any
 
 _LAST_DESCRIPTOR = 2**31 - 1
 
-_path_at_start = tuple(sys.path)
-_pythonpath_at_start = os.environ.get("PYTHONPATH", "")
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -110,10 +107,8 @@ def take_place(program: Program) -> None:
     except OSError as error:
         sys.exit(f"pollux: cannot run in directory {program.directory!r} ({error.strerror}). Give one that exists.")
     sys.argv[:] = [program.script, *program.arguments]
-    ours = {os.path.abspath(part) for part in _parts(_pythonpath_at_start)}
-    theirs = [os.path.abspath(part) for part in _parts(program.environment.get("PYTHONPATH", ""))]
-    others = [part for part in _path_at_start if part not in ours]
-    sys.path[:] = list(dict.fromkeys([os.path.dirname(os.path.realpath(program.script)), *theirs, *others]))
+    theirs = _pythonpath(program.environment)
+    sys.path[:] = list(dict.fromkeys([os.path.dirname(os.path.realpath(program.script)), *theirs, *_installed]))
     importlib.invalidate_caches()
 
 
@@ -141,5 +136,10 @@ def _put(descriptor: int, place: int) -> None:
         os.close(descriptor)
 
 
-def _parts(path: str) -> list[str]:
-    return path.split(os.pathsep) if path else []
+def _pythonpath(environment: Mapping[str, str]) -> list[str]:
+    value = environment.get("PYTHONPATH")
+    return [os.path.abspath(part) for part in value.split(os.pathsep)] if value else []
+
+
+_installed = [part for part in sys.path if part not in _pythonpath(os.environ)]
+"""What this python finds without being told; read before anything changes it."""

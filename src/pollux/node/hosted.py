@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.core import JobId
+from pollux.errors import StaleGeneration
 from pollux.wire import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat
 from pollux.wire.replicas import Instruction, Join, Leave, Prepare, ReplicaStatus
@@ -73,9 +76,26 @@ class Hosted:
         """What a replica that comes back has to hear again."""
         return [instruction for instruction in (self.told, self.prepare) if instruction is not None]
 
+    def note(self, instruction: Instruction) -> None:
+        """Keep it as the newest one; `StaleGeneration` if a later one is known."""
+        # A Prepare has no membership: one of the generation that trains comes after its Join, to withdraw the next.
+        newest = None if self.told is None else _place(self.told)
+        if newest is not None and _place(instruction) < newest[: len(_place(instruction))]:
+            raise StaleGeneration(self.job, instruction.generation, newest[0])
+        if isinstance(instruction, Prepare):
+            self.prepare = instruction
+        else:
+            self.told, self.prepare = instruction, None
+
     @property
     def record(self) -> Record:
         return Record(self.replica, self.generation, self.slot, self.pid, self.began, self.has_spoken, self.exit_code)
+
+
+def _place(instruction: Instruction) -> tuple[int, ...]:
+    if isinstance(instruction, Prepare):
+        return (instruction.generation,)
+    return instruction.generation, instruction.membership
 
 
 def is_running(pid: int, began: int) -> bool:
@@ -92,8 +112,18 @@ def began_at(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+def send_signal(pid: int, number: int, *, whole_session_only: bool = False) -> None:
+    """To the process; 9 to everything in its session as well: what it started must not outlive it."""
+    with suppress(ProcessLookupError, PermissionError):
+        if pid > 0 and number == signal.SIGKILL:
+            os.killpg(pid, number)
+    with suppress(ProcessLookupError, PermissionError):
+        if pid > 0 and not whole_session_only:
+            os.kill(pid, number)
+
+
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Told:
     """What all replicas on a node are told alike."""
 
     socket: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,12 +18,13 @@ from typing import Any, Protocol
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
 from pollux.node.folder import StateFolder
-from pollux.node.hosted import Hosted, Surroundings, began_at, is_running
+from pollux.node.hosted import Hosted, Told, began_at, is_running, send_signal
 from pollux.node.keeper_client import Child
+from pollux.node.links import Links, hand
 from pollux.node.roster import Roster, StoreHere
-from pollux.wire import AgentReport, Peer
+from pollux.wire import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn
-from pollux.wire.replicas import Instruction, Prepare, ReplicaPhase, ReplicaStatus
+from pollux.wire.replicas import Instruction, ReplicaPhase
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ class Hosting:
         self._node = node
         self._keeper = keeper
         self._on_news = on_news
-        self._on_report = on_report
         self._on_store_lost = on_store_lost
         self._slots = slots
         self._host = host
         self._reached_at = reached_at
         self._hang_after_s = hang_after_s
-        self._surroundings = Surroundings(folder.address, str(folder.token_file), heartbeat_s)
+        self._told = Told(folder.address, str(folder.token_file), heartbeat_s)
         self._roster = Roster(folder)
+        self.links = Links(self._roster, self._heard, on_report)
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: dict[JobId, asyncio.Task[None]] = {}
 
@@ -96,7 +96,7 @@ class Hosting:
             slot, path = next(slots), logs[seat.replica]
             hosted = Hosted(job, seat.replica, request.generation, slot, path, time.monotonic())
             self._roster.add(hosted)
-            variables = self._surroundings.variables(launch, seat, request.generation, slot, num_here, request.store)
+            variables = self._told.variables(launch, seat, request.generation, slot, num_here, request.store)
             self._begin(self._start(hosted, launch, variables))
         self._roster.save(job)
 
@@ -105,19 +105,8 @@ class Hosting:
         hosted = self._roster.find(job, replica)
         if hosted is None:
             raise Permanent(f"{job}/{replica} is not on this node: the instruction reaches nobody.")
-        told = hosted.told
-        if isinstance(instruction, Prepare):
-            if told is not None and instruction.generation < told.generation:
-                raise StaleGeneration(job, instruction.generation, told.generation)
-            hosted.prepare = instruction
-        else:
-            if told is not None and (instruction.generation, instruction.membership) < (
-                told.generation,
-                told.membership,
-            ):
-                raise StaleGeneration(job, instruction.generation, told.generation)
-            hosted.told, hosted.prepare = instruction, None
-        self._hand(hosted, [instruction])
+        hosted.note(instruction)
+        hand(hosted, [instruction])
 
     def kill(self, job: JobId, replica: str, number: int) -> None:
         """15 goes to the replica alone, 9 to its whole session. Nothing happens to one that has ended, or to one that
@@ -132,7 +121,7 @@ class Hosting:
         if not hosted.pid:
             hosted.pending_signal = min(number, hosted.pending_signal or number)  # 9 beats 15
             return
-        _signal(hosted.pid, number)
+        send_signal(hosted.pid, number)
 
     async def host_store(self, job: JobId) -> str:
         """Where other nodes reach the job's rendezvous store, which is started if there is none."""
@@ -151,7 +140,7 @@ class Hosting:
             if hosted.is_alive:
                 log.info("%s is left of a job that is over, and is ended.", hosted.tag)
                 hosted.pending_signal = signal.SIGKILL
-                _signal(hosted.pid, signal.SIGKILL)
+                send_signal(hosted.pid, signal.SIGKILL)
             if hosted.link is not None:
                 hosted.link.close()
         store = self._roster.stores.get(job)
@@ -162,33 +151,7 @@ class Hosting:
         """Those that live here, and the last that ended."""
         return tuple(hosted.here for hosted in self._roster.of(job))
 
-    # What replicas say
-
-    async def serve_link(self, peer: Peer, first: ReplicaStatus) -> None:
-        """Listen to a replica until its connection is lost."""
-        hosted = self._roster.find(first.job, first.replica)
-        if hosted is not None and not hosted.is_alive and not hosted.pid:
-            log.warning("%s, which was given up when its keeper was lost, is ended.", hosted.tag)
-            _signal(first.pid, signal.SIGKILL)
-        if hosted is None or not hosted.is_alive or (hosted.pid and hosted.pid != first.pid):
-            raise Permanent(f"{first.job}/{first.replica} with pid {first.pid} is not a replica of this node.")
-        if hosted.link is not None:
-            hosted.link.close()
-        hosted.link = peer
-        self._hand(hosted, hosted.instructions)
-        message: ReplicaStatus | AgentReport = first
-        try:
-            while hosted.link is peer and hosted.is_alive:
-                if (message.job, getattr(message, "replica", hosted.replica)) != (hosted.job, hosted.replica):
-                    raise Permanent(f"{hosted.tag} speaks for another: it is not heard any more.")
-                if isinstance(message, AgentReport):
-                    self._on_report(message)
-                else:
-                    self._heard(hosted, message)
-                message = await peer.receive(ReplicaStatus | AgentReport)
-        finally:
-            if hosted.link is peer:
-                hosted.link = None
+    # What happens to replicas
 
     def ended(self, tag: str, pid: int, exit_code: int) -> None:
         """The keeper's word that one of its children has ended."""
@@ -212,7 +175,7 @@ class Hosting:
                 log.error("What job %s has on this node cannot be read, and is ended: %s", job, error)
                 for child in children.values():
                     if child.tag.startswith(f"{job}/") and child.exit_code is None:
-                        _signal(child.pid, signal.SIGKILL)
+                        send_signal(child.pid, signal.SIGKILL)
                 self.forget(job)
                 continue
             for hosted in replicas:
@@ -264,7 +227,7 @@ class Hosting:
                 if hosted.has_spoken and silent_s > self._hang_after_s and not hosted.is_hung:
                     log.warning("%s has been silent for %.1f s and is killed.", hosted.tag, silent_s)
                     hosted.is_hung = True
-                    _signal(hosted.pid, signal.SIGKILL)
+                    send_signal(hosted.pid, signal.SIGKILL)
 
     async def end_all(self, grace_s: float) -> None:
         """Let all replicas save and leave; after `grace_s` seconds they are killed."""
@@ -306,32 +269,22 @@ class Hosting:
         hosted.pid, hosted.began = pid, began_at(pid)
         log.info("%s of generation %d began with pid %d in slot %d.", hosted.tag, hosted.generation, pid, hosted.slot)
         if hosted.pending_signal:
-            _signal(pid, hosted.pending_signal)
+            send_signal(pid, hosted.pending_signal)
         if self._roster.find(hosted.job, hosted.replica) is hosted:
             self._roster.save(hosted.job)
             self._tell_news(hosted)
 
-    def _heard(self, hosted: Hosted, status: ReplicaStatus) -> None:
-        hosted.heard_at_s = time.monotonic()
-        hosted.status = status
+    def _heard(self, hosted: Hosted) -> None:
         if not hosted.has_spoken:
             hosted.has_spoken = True
             self._roster.save(hosted.job)
         self._tell_news(hosted)
 
-    def _hand(self, hosted: Hosted, instructions: list[Instruction]) -> None:
-        try:
-            for instruction in instructions:
-                if hosted.link is not None:
-                    hosted.link.send(instruction)
-        except PolluxError as error:  # it comes back, and is told again
-            log.info("%s was not reached: %s", hosted.tag, error)
-
     def _end(self, hosted: Hosted, exit_code: int) -> None:
         if not hosted.is_alive:
             return
         hosted.exit_code = exit_code
-        _signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
+        send_signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
         log.info("%s ended with %d%s.", hosted.tag, exit_code, ": it was hung" if hosted.is_hung else "")
         if hosted.link is not None:
             hosted.link.close()
@@ -346,7 +299,7 @@ class Hosting:
 
     async def _forget_job(self, job: JobId, store: StoreHere | None) -> None:
         if store is not None and store.is_running:
-            _signal(store.pid, signal.SIGTERM)
+            send_signal(store.pid, signal.SIGTERM)
         try:
             await self._keeper.forget_job(job)
         except PolluxError as error:
@@ -376,13 +329,3 @@ class Hosting:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _signal(pid: int, number: int, *, whole_session_only: bool = False) -> None:
-    """To the process; 9 to everything in its session as well: what it started must not outlive it."""
-    with suppress(ProcessLookupError, PermissionError):
-        if pid > 0 and number == signal.SIGKILL:
-            os.killpg(pid, number)
-    with suppress(ProcessLookupError, PermissionError):
-        if pid > 0 and not whole_session_only:
-            os.kill(pid, number)

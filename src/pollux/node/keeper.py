@@ -416,8 +416,9 @@ def main() -> None:
         log.info("Another keeper serves %s.", path)
         return
     made = _preload([name for name in given.preload.split(",") if name])
-    log.info("The keeper is ready.")
+    os.chdir("/")  # lest a folder that is not ours cannot be removed or unmounted
     sys.argv[1:] = []
+    log.info("The keeper is ready.")
     run(Keeper(path, listener, made, given.idle_s).serve)
 
 

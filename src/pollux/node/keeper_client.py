@@ -64,6 +64,7 @@ class KeeperClient:
         self._listening: asyncio.Task[None] | None = None
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._count = 0
+        self._is_closing = False
         self._problem: Exception = Permanent("The client is not connected to a keeper. Call connect first.")
 
     async def connect(
@@ -74,6 +75,7 @@ class KeeperClient:
         `preload`: what a new keeper imports, in place of torch and Pollux. Takes the place of another client.
         """
         await self._disconnect()
+        self._is_closing = False
         self._folder = folder
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -150,9 +152,9 @@ class KeeperClient:
     async def close(self, *, end: bool, grace_s: float = 5.0) -> None:
         """Leave the keeper to the next daemon; or, `end`, have it end with all its processes, and wait for that.
 
-        These have `grace_s` from SIGTERM to SIGKILL. May be called again; `on_lost` is not called any more.
+        These have `grace_s` from SIGTERM to SIGKILL. May be called again; `on_lost` is not called.
         """
-        self.on_lost = lambda: None
+        self._is_closing = True
         if end and self._writer is not None:
             with suppress(Temporary):
                 await self._ask("end", grace_s=float(grace_s))
@@ -191,7 +193,7 @@ class KeeperClient:
             self._problem = Temporary(f"The keeper, process {self.pid}, is gone.", 1.0)
         self._lose()
         _bury()
-        if not is_replaced:
+        if not is_replaced and not self._is_closing:
             self.on_lost()
 
     def _take(self, message: Message) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pollux.core import (
     Allocation,
@@ -48,6 +48,8 @@ from pollux.wire.nodes import (
     RunStatus,
     StopRun,
 )
+
+T = TypeVar("T")
 
 ENDS = (JobFinished, JobFailed, JobStopped)
 HOME = NodeId("n0")
@@ -122,9 +124,7 @@ class Launched:
     @property
     def slots(self) -> int:
         """Of each node."""
-        described = self.ask(DescribeNode())
-        assert isinstance(described, NodeDescription)
-        return described.slots
+        return self.ask_for(NodeDescription, DescribeNode()).slots
 
     def address(self, node: NodeId) -> str:
         """The local socket of its daemon, which is the same after a restart."""
@@ -133,19 +133,26 @@ class Launched:
     def ask(self, request: NodeRequest, node: NodeId = HOME, timeout_s: float = 30.0) -> NodeAnswer:
         return ask(self.address(node), self.token, request, timeout_s)
 
+    def ask_for(self, kind: type[T], request: NodeRequest, node: NodeId = HOME) -> T:
+        answer = self.ask(request, node)
+        if not isinstance(answer, kind):
+            raise Permanent(f"The daemon of node {node} answers {type(request).__name__} with {answer}. Update it.")
+        return answer
+
     def status(self, job: str) -> RunStatus | None:
         """None: this launch has not heard of such a job."""
-        answer = self.ask(ListRuns())
-        assert isinstance(answer, Runs)
-        return next((run for run in answer.runs if run.job == job), None)
+        return next((run for run in self.runs() if run.job == job), None)
+
+    def runs(self) -> tuple[RunStatus, ...]:
+        """All jobs, those that ended not long ago among them."""
+        return self.ask_for(Runs, ListRuns()).runs
 
     def replicas(self, job: str) -> dict[str, tuple[NodeId, ReplicaHere]]:
         """Every replica that lives or has ended not long ago, with its node."""
         found: dict[str, tuple[NodeId, ReplicaHere]] = {}
         for node in self.nodes:
-            answer = self.ask(ListReplicas(JobId(job)), node)
-            assert isinstance(answer, ReplicaList)
-            found |= {here.replica: (node, here) for here in answer.replicas}
+            listed = self.ask_for(ReplicaList, ListReplicas(JobId(job)), node)
+            found |= {here.replica: (node, here) for here in listed.replicas}
         return found
 
     def run(self, launch: Launch, where: int | Allocation = 1) -> int:

@@ -25,7 +25,7 @@ from pollux.errors import InvalidSpec, Permanent, PolluxError, Temporary
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.launched import Launched
 from pollux.wire.frames import ask
-from pollux.wire.nodes import DescribeNode, ListRuns, NodeDescription, RunPhase, Runs
+from pollux.wire.nodes import DescribeNode, NodeDescription, RunPhase
 
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "pollux.cli.main", "node")
 START_TIMEOUT_S = 180.0
@@ -189,7 +189,9 @@ class LocalCluster(Launched):
         try:
             self._state.lock()
         except Permanent:
-            raise Permanent(f"{self.folder} is in use by another launch. End that one, or use another name.") from None
+            name = self.folder.name
+            fix = f"Resize it with pollux resize {name} N, end it, or give another name"
+            raise InvalidSpec("name", name, f"a launch of that name runs already in {self.folder}", fix) from None
 
     def _daemon(self, position: int, slots: int, devices: Sequence[str]) -> DaemonProcess:
         node = NodeId(f"n{position}")
@@ -234,9 +236,7 @@ class LocalCluster(Launched):
                 self.wait_end(job, self.stop(job, StopReason.CANCELLED), END_TIMEOUT_S)
 
     def _jobs_that_run(self) -> list[str]:
-        answer = self.ask(ListRuns())
-        assert isinstance(answer, Runs)
-        return [run.job for run in answer.runs if run.phase is not RunPhase.ENDED]
+        return [run.job for run in self.runs() if run.phase is not RunPhase.ENDED]
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str]:

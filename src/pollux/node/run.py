@@ -280,8 +280,8 @@ class JobRun:
             or self._finish(now_s)
             or self._repair(now_s)
             or self._give_up(now_s)
-            or self._switch()
             or self._tell_how_it_trains()
+            or self._switch()
         )
 
     def _lose_nodes(self, now_s: float) -> bool:
@@ -369,8 +369,9 @@ class JobRun:
         for replica in lost:
             if run.failure is None and replica.exit_code is not None:
                 run.failure = Failure(replica.obituary(), replica.exit_code)
-        self._abandon("the generation that trains has lost replicas" if lost else "the members lost each other")
-
+        if run.next is not None:
+            self._abandon("the generation that trains has lost replicas" if lost else "the members lost each other")
+            return True
         living = [member for member in run.members if not member.is_gone]
         has_state = any(member.holds_state for member in living)
         # A member that ended well has finished the training, so that there is nothing to hand over.
@@ -413,21 +414,6 @@ class JobRun:
         self._abandon(reason)
         return True
 
-    def _switch(self) -> bool:
-        """All newcomers are ready: those that stay join them, the others leave."""
-        run = self._run
-        upcoming = run.next
-        if upcoming is None or not run.trains or run.ready != run.generation:
-            return False
-        if not all(newcomer.is_ready for newcomer in upcoming.newcomers):
-            return False
-        stayers, leavers = split(run.members, upcoming.allocation)
-        run.next = None
-        run.generation, run.allocation = upcoming.generation, upcoming.allocation
-        run.leavers = tuple(leavers)
-        self._form(0, [*stayers, *upcoming.newcomers], has_state=bool(stayers))
-        return True
-
     def _tell_how_it_trains(self) -> bool:
         """All members train: say so, if anybody has not heard it yet."""
         run = self._run
@@ -445,6 +431,21 @@ class JobRun:
             self._announce(ReplicaLost(run.job, run.generation, run.membership, members))
         else:
             return False
+        return True
+
+    def _switch(self) -> bool:
+        """All newcomers are ready: those that stay join them, the others leave."""
+        run = self._run
+        upcoming = run.next
+        if upcoming is None or not run.trains or run.ready != run.generation:
+            return False
+        if not all(newcomer.is_ready for newcomer in upcoming.newcomers):
+            return False
+        stayers, leavers = split(run.members, upcoming.allocation)
+        run.next = None
+        run.generation, run.allocation = upcoming.generation, upcoming.allocation
+        run.leavers = tuple(leavers)
+        self._form(0, [*stayers, *upcoming.newcomers], has_state=bool(stayers))
         return True
 
     def _hasten(self, now_s: float) -> None:

@@ -155,7 +155,7 @@ class Server:
         while True:
             match message:
                 case ReplicaStatus():
-                    await self._hosting.serve_link(peer, message)
+                    await self._hosting.links.serve(peer, message)
                     return
                 case Watch():
                     await self._watchers.serve(peer, message, self._home)

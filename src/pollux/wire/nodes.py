@@ -235,7 +235,10 @@ class ReplicaList:
 @register
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """From now on, tell me on this connection what happens. `job`: empty means all. First comes `Done`."""
+    """From now on, tell me on this connection what happens. `job`: empty means all.
+
+    First comes `Done`, then what was announced before and still holds, then what is new.
+    """
 
     job: str = ""
     replicas: bool = False

@@ -1,0 +1,249 @@
+"""One job that has its home here: its `JobRun`, the connections to its nodes, and its file run.json.
+
+What happens is handed to the run; the run is saved; then its orders are carried out. So a daemon that is killed at any
+moment goes on from the file, and asks the nodes what is really there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pollux.core import (
+    Event,
+    FrozenMap,
+    JobFailed,
+    JobId,
+    NodeId,
+    ReplicaLost,
+    ReplicasReady,
+    dumps,
+    loads,
+    register,
+)
+from pollux.errors import PolluxError
+from pollux.node.folder import StateFolder, last_lines, write
+from pollux.node.hosting import UNKNOWN_EXIT, Hosting
+from pollux.node.members import SavedRun
+from pollux.node.orders import Announce, ForgetJob, KillReplica, Order, SpawnOn, TellReplica
+from pollux.node.remote import RemoteNode
+from pollux.node.run import JobRun, RunOptions
+from pollux.wire.nodes import Forget, Kill, Launch, NodeNews, NodeRequest, ReplicaHere, Spawn, Tell
+
+log = logging.getLogger(__name__)
+
+QUOTED_LINES = 5
+"""How much of a failed replica's log goes into the reason of a failure."""
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class SavedHome:
+    """What run.json holds."""
+
+    launch: Launch
+    addresses: FrozenMap[NodeId, str]
+    fingerprint: str
+    """Of the code that the replicas run."""
+    run: SavedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the jobs of a home have in common."""
+
+    folder: StateFolder
+    node: NodeId
+    """Where this is."""
+    hosting: Hosting
+    announce: Callable[[Event], None]
+    hear: Callable[[NodeNews], None]
+    """What the daemons of other nodes tell goes here."""
+    options: RunOptions
+
+
+class HomedJob:
+    """A job at home here. Whoever changes it from a request holds `changing`; news may come at any time."""
+
+    def __init__(
+        self, around: Surroundings, run: JobRun, launch: Launch, addresses: FrozenMap[NodeId, str], fingerprint: str
+    ) -> None:
+        self.run = run
+        self.launch = launch
+        self.fingerprint = fingerprint
+        self.changing = asyncio.Lock()
+        self.saved: SavedHome | None = None
+        self._around = around
+        self._addresses = addresses
+        self._remotes: dict[NodeId, RemoteNode] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard: dict[str, object] = {}
+        """How each replica stood when it last said something new."""
+        self._failures: list[tuple[NodeId, ReplicaHere]] = []
+        """Replicas that ended badly since the members last formed, the first one first."""
+
+    @classmethod
+    def restored(cls, around: Surroundings, job: JobId) -> HomedJob:
+        """As its file says; `PolluxError` if that cannot be read."""
+        saved = loads(around.folder.run_file(job).read_bytes(), SavedHome)
+        run = JobRun.restored(saved.run, around.options)
+        homed = cls(around, run, saved.launch, saved.addresses, saved.fingerprint)
+        homed.saved = saved
+        return homed
+
+    @property
+    def job(self) -> JobId:
+        return self.launch.job
+
+    @property
+    def addresses(self) -> FrozenMap[NodeId, str]:
+        """Of the daemons of its other nodes."""
+        return self._addresses
+
+    def learn_addresses(self, addresses: Mapping[NodeId, str]) -> None:
+        self._addresses = FrozenMap({**self._addresses, **addresses})
+        for node, remote in self._remotes.items():
+            remote.address = self._addresses[node]
+
+    def begin(self, launch: Launch, fingerprint: str) -> None:
+        """Another run of the job starts, with this code."""
+        self.launch, self.fingerprint = launch, fingerprint
+        self._failures.clear()
+        self._heard.clear()
+
+    def find_nodes(self) -> None:
+        """After a recovery: ask the nodes of the run what is there."""
+        around = self._around
+        for node in self.run.nodes - {around.node}:
+            self._remote(node, is_there=False)
+        if around.node in self.run.nodes:
+            self._node_back(around.node, around.hosting.replicas(self.job))
+
+    def hear(self, node: NodeId, here: ReplicaHere) -> None:
+        """A replica said something, or ended."""
+        if here.exit_code:
+            self._failures.append((node, here))
+        orders = self.run.status(node, here, time.monotonic())
+        standing = _standing(here)
+        if orders or self._heard.get(here.replica) != standing:
+            self._heard[here.replica] = standing
+            self.carry_out(orders)
+        else:  # a sign of life, nothing worth saving
+            self._set_timer()
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        """Save the run, then do what it wants done."""
+        self._save()
+        job = self.job
+        for order in orders:
+            match order:
+                case Announce(event):
+                    self._around.announce(self._explained(event))
+                    if isinstance(event, ReplicasReady | ReplicaLost):
+                        self._failures.clear()
+                case SpawnOn(node, generation, seats):
+                    self._send(node, Spawn(job, generation, self.launch, seats, self.run.store))
+                case TellReplica(node, replica, instruction):
+                    self._send(node, Tell(job, replica, instruction))
+                case KillReplica(node, replica, number):
+                    self._send(node, Kill(job, replica, number))
+                case ForgetJob(node):
+                    self._send(node, Forget(job))
+        self._set_timer()
+        if self.run.is_over:
+            for node in self._remotes.keys() - self.run.nodes:
+                self._remotes[node].finish()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for remote in self._remotes.values():
+            remote.close()
+
+    def _save(self) -> None:
+        saved = SavedHome(self.launch, self._addresses, self.fingerprint, self.run.saved())
+        if saved == self.saved:
+            return
+        self.saved = saved
+        try:
+            write(self._around.folder.run_file(self.job), dumps(saved), is_durable=True)
+        except OSError as error:  # training is worth more than the way back to it
+            log.error("Job %s cannot be saved, and is lost if this daemon ends: %s", self.job, error)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (deadline_s := self.run.next_deadline_s) is not None:
+            pause_s = max(0.0, deadline_s - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self.tick)
+
+    def tick(self) -> None:
+        """Time has passed, or something outside of the run has changed."""
+        self.carry_out(self.run.tick(time.monotonic()))
+
+    def _send(self, node: NodeId, request: Spawn | Tell | Kill | Forget) -> None:
+        if node != self._around.node:
+            self._remote(node).send(request)
+            return
+        hosting = self._around.hosting
+        try:
+            match request:
+                case Spawn():
+                    hosting.spawn(request)
+                case Tell(job, replica, instruction):
+                    hosting.tell(job, replica, instruction)
+                case Kill(job, replica, number):
+                    hosting.kill(job, replica, number)
+                case Forget(job):
+                    hosting.forget(job)
+        except (PolluxError, OSError) as error:
+            asyncio.get_running_loop().call_soon(self._refused, node, request, error)
+
+    def _remote(self, node: NodeId, *, is_there: bool = True) -> RemoteNode:
+        remote = self._remotes.get(node)
+        if remote is None or remote.is_closed:
+            remote = self._remotes[node] = RemoteNode(
+                self.job,
+                node,
+                self._addresses[node],
+                self._around.folder.token,
+                on_gone=lambda node: self.carry_out(self.run.node_gone(node, time.monotonic())),
+                on_back=self._node_back,
+                on_news=self._around.hear,
+                on_refused=self._refused,
+                is_there=is_there,
+            )
+        return remote
+
+    def _node_back(self, node: NodeId, replicas: Sequence[ReplicaHere]) -> None:
+        self.carry_out(self.run.node_back(node, replicas, time.monotonic()))
+
+    def _refused(self, node: NodeId, request: NodeRequest, error: Exception) -> None:
+        """A replica that could not even be asked for has ended; nothing else waits for an answer."""
+        log.warning("Node %s refuses %s of job %s: %s", node, type(request).__name__, self.job, error)
+        if isinstance(request, Spawn):
+            for seat in request.seats:
+                self.hear(node, ReplicaHere(seat.replica, request.generation, 0, None, UNKNOWN_EXIT))
+
+    def _explained(self, event: Event) -> Event:
+        """A failure with the last words of the replica that failed first, if they are at hand."""
+        if not isinstance(event, JobFailed):
+            return event
+        for node, here in self._failures:
+            if here.exit_code == event.exit_code and node == self._around.node:
+                words = last_lines(Path(here.log), QUOTED_LINES)
+                return replace(event, reason=f"{event.reason} Last lines of {here.log}: {words}") if words else event
+        return event
+
+
+def _standing(here: ReplicaHere) -> object:
+    """What of a replica's words changes the run; its step and its age do not."""
+    status = here.status
+    if status is None:
+        return here.pid, here.exit_code
+    return here.pid, here.exit_code, status.phase, status.generation, status.membership, status.has_state
