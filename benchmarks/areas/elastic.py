@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.elastic_soak import SoakResult, soak
 from benchmarks.measurement import Finding, LeftOut, Measurement, Table, median, spread
 from benchmarks.training.elastic import PHASES, Change, ElasticJob, Step, step_ms, steps_lost
 from benchmarks.training.replicas import ROOT, environment
@@ -20,7 +19,7 @@ from pollux.node.launching import LocalCluster
 
 CYCLE = (1, 2, 4, 3, 1)
 TRANSITIONS = tuple(f"{before}to{after}" for before, after in pairwise(CYCLE))
-ROUNDS = {"1m": 9, "10m": 4}
+ROUNDS = {"1m": 11, "10m": 7}
 """Of the cycle, by the model's size, after one that does not count."""
 RESTARTS = 5
 PAUSE_BOUND_MS = 500.0
@@ -49,7 +48,7 @@ def measure() -> Iterator[Finding]:
             yield LeftOut(f"agent.{key}", "needs PyTorch: pip install pollux[torch]")
         return
     yield from _changes()
-    yield from soaked(soak(resizes=SOAK_RESIZES, kills=SOAK_KILLS, say=_say))
+    yield from _soak()
 
 
 def _say(line: str) -> None:
@@ -176,24 +175,33 @@ def pause_table(rows: Sequence[Sequence[str | float]]) -> Table:
         "What a change of replicas consists of, in ms",
         ("model", "change", "newcomers ready", "pause", *PHASES, "a step thereafter"),
         rows,
-        "Newcomers ready and pause are medians; the phases are means, and add up to the mean pause. Switch: the daemon "
-        "tells all, they agree on a step and finish it. Gather: all find each other. State: newcomers take weights, "
-        "optimizer and position. Group: the process group. Wrap: loading, and DDP anew. Switch and first step are "
-        f"training, too. Batch 128 over all replicas, {SLOTS} of which share the cores of this machine.",
+        "Newcomers ready and pause are medians; the phases are means, and add up to the mean pause. Told: the daemon "
+        "has told all. Switch: they have agreed on a step and finished it. Gather: all find each other. State: "
+        "newcomers take weights, optimizer and position. Group: the process group. Wrap: loading, and DDP anew. Switch "
+        f"and first step are training, too. Batch 128 over all replicas; up to {max(CYCLE)} share the cores.",
     )
 
 
 # Soak
 
 
-def soaked(result: SoakResult) -> Iterator[Measurement]:
-    yield Measurement("agent.soak_resizes", result.resizes, "times", better="higher")
-    yield Measurement("agent.soak_kills", result.kills, "times", better="higher")
+def _soak() -> Iterator[Finding]:
+    from benchmarks.elastic_soak import soak
+
+    result = soak(resizes=SOAK_RESIZES, kills=SOAK_KILLS, say=_say)
+    yield from soaked(result.resizes, result.kills, result.violations)
+
+
+def soaked(resizes: int, kills: int, violations: Sequence[str]) -> Iterator[Measurement]:
+    """The keys of a run in which so much was done, and what was found broken in it and after it."""
+    yield Measurement("agent.soak_resizes", resizes, "times", better="higher", note="at random, in one run")
+    yield Measurement(
+        "agent.soak_kills", kills, "times", better="higher", note="of replicas by kill -9, in the same run"
+    )
     yield Measurement(
         "agent.soak_violations",
-        len(result.violations),
+        len(violations),
         "",
         bound=0.0,
-        note="; ".join(result.violations)
-        or "every sample once in each pass, weights equal, and nothing left behind: processes, ports, files",
+        note="; ".join(violations) or "every sample once in each pass, no process, port, descriptor or file left",
     )

@@ -22,7 +22,7 @@ from pollux.wire.nodes import Launch, ReplicaNews, RunNews, RunPhase
 from pollux.wire.replicas import ReplicaPhase, ReplicaStatus
 
 SCRIPT = Path(__file__).with_name("elastic_script.py")
-MEASURED = ("switch", "gather", "state", "group", "wrap")
+MEASURED = ("told", "switch", "gather", "state", "group", "wrap")
 """What the script notes of a change; its first step is told by the daemon."""
 PHASES = (*MEASURED, "first step")
 PATIENCE_S = 180.0

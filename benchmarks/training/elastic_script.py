@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.training.rows import Rows, loader
+from pollux.agent.link import Link
 from pollux.agent.membership import Membership
 from pollux.agent.model import ReplicatedModel
 from pollux.agent.rendezvous import Rendezvous
@@ -35,6 +36,7 @@ BATCH = 128
 LEARNING_RATE = 1e-6
 
 PHASES: dict[str, tuple[type, str]] = {
+    "told": (Link, "_follow"),
     "switch": (Training, "_let_go"),
     "gather": (Rendezvous, "gather"),
     "state": (Membership, "_take"),
@@ -91,6 +93,7 @@ def main(size: str, folder: Path) -> None:
             optimizer.step()
             if stepper.is_complete:
                 plan = stepper._plan
+                assert plan is not None
                 diary.write("step", job._replicas.generation, plan.pass_index, plan.start, plan.stop, time.time())
 
 

@@ -26,7 +26,7 @@ from pollux.errors import InvalidDocument, Temporary
 from pollux.wire import AgentReport, BatchSetting, RunState
 from pollux.wire.frames import Peer, accept
 from pollux.wire.nodes import Done
-from pollux.wire.replicas import Join, Leave, Prepare, ReplicaPhase, ReplicaStatus
+from pollux.wire.replicas import Join, Leave, ReplicaPhase, ReplicaStatus
 
 PATIENCE_S = 30.0
 RARELY_S = 1000.0
@@ -172,7 +172,7 @@ def test_a_changed_status_is_said_at_once(daemon, link):
     assert (third.phase, third.step) == (ReplicaPhase.TRAINING, 7)
     assert third.since_s >= first.since_s
     train(link, 2, 1, 8)
-    assert (daemon.next().generation, link.newest, link.prepared) == (2, None, 0)
+    assert (daemon.next().generation, link.newest) == (2, None)
 
 
 def test_heartbeats_repeat_the_status_with_the_step_of_now(daemon):
@@ -270,26 +270,8 @@ def test_the_newest_instruction_counts_in_whatever_order_they_come(daemon, link)
     assert link.wait((1, 0), PATIENCE_S) == join(2, 1)
     daemon.say(Leave(JOB, 3), join(2, 7))
     assert link.wait((2, 1), PATIENCE_S) == Leave(JOB, 3)
-    daemon.say(Prepare(JOB, 4))
-    until(lambda: link.prepared == 4)
-    assert link.newest == Leave(JOB, 3)
     assert link.wait((3, 0), 0.0) is None
     assert link.wait((3, 0), 0.01) is None
-
-
-def test_a_generation_gets_ready_until_it_is_withdrawn_or_trains(daemon, link):
-    train(link, 2)
-    daemon.next()
-    daemon.say(Prepare(JOB, 3))
-    until(lambda: link.prepared == 3)
-    daemon.say(Prepare(JOB, 2))
-    until(lambda: link.prepared == 0)
-    daemon.say(Prepare(JOB, 4))
-    until(lambda: link.prepared == 4)
-    train(link, 2, 1)
-    assert link.prepared == 4
-    train(link, 4)
-    assert link.prepared == 0
 
 
 def test_a_repair_is_told_before_it_shows_and_only_once(daemon, link):
@@ -300,8 +282,8 @@ def test_a_repair_is_told_before_it_shows_and_only_once(daemon, link):
     repair = join(1, 1, is_repair=True)
     daemon.say(repair, repair, join(2), join(1, 4, is_repair=True))
     assert link.wait((1, 1), PATIENCE_S) == join(2)
-    daemon.say(Prepare(JOB, 9))
-    until(lambda: link.prepared == 9)
+    daemon.say(join(3))
+    assert link.wait((2, 0), PATIENCE_S) == join(3)
     assert seen == [(repair, None, "pollux-link")]
 
 

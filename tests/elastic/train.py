@@ -43,10 +43,9 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--persistent", action="store_true", help="keep the workers from one pass to the next")
 parser.add_argument("--most-per-gpu", type=int, help="run larger shares in several passes")
 parser.add_argument("--first-loop", type=int, default=0, help="train so many epochs in a loop of their own before")
-parser.add_argument("--break-after", type=int, default=0, help="leave each pass after so many steps")
+parser.add_argument("--break-after", type=int, default=0, help="leave the loop over the loader after every so many steps of the job")
 parser.add_argument("--stop-at", type=int, default=0, help="the first replica stops the job after so many steps")
-parser.add_argument("--other-loop", action="store_true", help="newcomers come to another loop than the others")
-parser.add_argument("--fail", action="store_true", help="newcomers fail before they come to a loop")
+parser.add_argument("--stop-when-resized", action="store_true", help="it does so when it hears of other members")
 options = parser.parse_args()
 
 FEATURES, CLASSES = 8, 4
@@ -141,8 +140,13 @@ def write_step() -> None:
     print(json.dumps(record), file=records, flush=True)
 
 
+def is_told(name: str) -> bool:
+    """By a file that the test puts there."""
+    return options.out is not None and (options.out / name).exists()
+
+
 def pause(seconds: float) -> None:
-    if seconds and not (options.out and (options.out / "hurry").exists()):
+    if seconds and not is_told("hurry"):
         time.sleep(seconds)
 
 
@@ -186,7 +190,7 @@ job.state.setdefault("steps", [])
 
 
 def train_one_pass() -> None:
-    for done, (x, y, index) in enumerate(loader, start=1):
+    for x, y, index in loader:
         optimizer.zero_grad()
         scores, uses = model(x, index)
         loss = nn.functional.cross_entropy(scores, y) + uses.mean().float()
@@ -200,10 +204,11 @@ def train_one_pass() -> None:
             schedule.step()
             write_step()
         job.average("loss").add(loss.detach(), len(y))
-        if job.is_main and job.steps + 1 == options.stop_at:
+        is_resized = options.stop_when_resized and job._membership.is_pending
+        if job.is_main and (is_resized or job.steps + 1 == options.stop_at):
             job.stop()
         pause(options.step_s)
-        if done == options.break_after:
+        if options.break_after and (job.steps + 1) % options.break_after == 0:
             break
 
 
@@ -214,10 +219,10 @@ def evaluate() -> float:
             job.average("accuracy").add((model(x, index)[0].argmax(1) == y).float().mean(), len(y))
             job.average("evaluated").add(1.0, len(y))
     model.train()
-    (options.out / f"{NAME}.evaluates").touch()
-    while (options.out / "hold").exists():
-        time.sleep(0.01)
-    (options.out / f"{NAME}.evaluates").unlink()
+    if is_told("hold"):
+        (options.out / f"{NAME}.held").touch()
+        while is_told("hold"):
+            time.sleep(0.01)
     pause(options.evaluate_s)
     accuracy = job.average("accuracy").compute()
     evaluated.append(job.average("evaluated").merged_state()["count"])
@@ -226,12 +231,12 @@ def evaluate() -> float:
     return accuracy
 
 
-if IS_NEWCOMER and options.fail:
+if IS_NEWCOMER and is_told("fail"):
     raise RuntimeError("this newcomer was told to fail")
 accuracy, evaluated = 0.0, []
 for _ in job.epochs(options.first_loop) if options.first_loop else ():
     train_one_pass()
-for epoch in (job.epochs if IS_NEWCOMER and options.other_loop else job.passes)(options.passes):
+for epoch in (job.epochs if IS_NEWCOMER and is_told("diverge") else job.passes)(options.passes):
     train_one_pass()
     accuracy = evaluate()
     if job.is_main:

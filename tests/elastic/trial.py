@@ -35,7 +35,10 @@ class Trial:
 
     <replica>.jsonl   a line for each step that the replica has finished
     <replica>.json    what it had at the end
-    hurry             once it is there, steps take no time (`--step-s` is over)
+    hurry             while it is there, steps take no time, whatever `--step-s` says
+    fail              newcomers fail before they come to their loop
+    diverge           newcomers come to another loop than the others
+    hold              while it is there, replicas stay in their evaluation, and say so by <replica>.held
     """
 
     def __init__(
@@ -87,14 +90,19 @@ class Trial:
         until(lambda: self.steps >= step, f"step {step}: {self.logs()}")
         return self
 
-    def hurry(self) -> Trial:
-        (self.out / "hurry").touch()
+    def tell(self, name: str) -> Trial:
+        """Put a file there that the script looks for; `take_back` removes it."""
+        (self.out / name).touch()
+        return self
+
+    def take_back(self, name: str) -> Trial:
+        (self.out / name).unlink()
         return self
 
     def finish(self, *, hurries: bool = True) -> dict[str, dict[str, Any]]:
         """Wait for the job's good end; the results of its last members, by replica."""
         if hurries:
-            self.hurry()
+            self.tell("hurry")
         event = self.cluster.wait_end(self.job, timeout_s=PATIENCE_S)
         assert isinstance(event, JobFinished), f"{event}\n{self.logs()}"
         return self.results()

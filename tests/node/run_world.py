@@ -1,6 +1,6 @@
 """A world for `JobRun`: nodes, links that lose what is under way, and replicas that behave as the protocol says.
 
-Everything that may happen next is a method; whoever calls them decides on the order. Broken promises of the run raise.
+Everything that may happen next is a method; whoever calls them decides on the order. What the run must not do raises.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pollux.core import (
 from pollux.node.orders import Announce, ForgetJob, KillReplica, Order, SpawnOn, TellReplica
 from pollux.node.run import JobRun, RunOptions, SavedRun
 from pollux.wire.nodes import ReplicaHere, RunPhase, Seat
-from pollux.wire.replicas import Instruction, Join, Leave, Prepare, ReplicaPhase, ReplicaStatus
+from pollux.wire.replicas import Instruction, Join, Leave, ReplicaPhase, ReplicaStatus
 
 JOB = "job"
 ENDS = JobStopped | JobFinished | JobFailed
 OPTIONS = RunOptions()
 
 
-class Broken(AssertionError):
+class BrokenRuleError(AssertionError):
     """The run did what it must never do."""
 
 
@@ -70,7 +70,6 @@ class Process:
     step: int = 0
     has_state: bool = False
     newest: Join | Leave | None = None
-    prepared: int = 0
     group: Group | None = None
     gathers: tuple[int, int] | None = None
     store: str = ""
@@ -153,7 +152,7 @@ class World:
             case _:
                 return
         if orders:
-            raise Broken(f"a repeated request was carried out again: {orders}")
+            raise BrokenRuleError(f"a repeated request was carried out again: {orders}")
 
     def stop(self, reason: StopReason) -> None:
         self.may_end.update(range(self.issued + 1))
@@ -230,7 +229,7 @@ class World:
         text = dumps(self.disk)
         self.run = JobRun.restored(loads(text, SavedRun), OPTIONS)
         if dumps(self.run.saved()) != text:
-            raise Broken("what was saved is not what was restored")
+            raise BrokenRuleError("what was saved is not what was restored")
         if new_store:
             self.run.store += "1"
         self.carry_out(self.run.tick(self.now_s))
@@ -253,9 +252,7 @@ class World:
             process.node.news.append(process.here())
 
     def tell(self, process: Process, instruction: Instruction) -> None:
-        if isinstance(instruction, Prepare):
-            process.prepared = instruction.generation
-        elif (instruction.generation, instruction.membership) > max(process.key, process.heeded):
+        if (instruction.generation, instruction.membership) > max(process.key, process.heeded):
             process.newest = instruction
 
     def kill(self, process: Process, signal: int) -> None:
@@ -264,7 +261,7 @@ class World:
         if signal == 9:
             self.end(process, -9)
         elif process.is_asked:
-            raise Broken(f"{process.name} was asked twice to save and leave")
+            raise BrokenRuleError(f"{process.name} was asked twice to save and leave")
         else:
             process.is_asked = True
 
@@ -397,7 +394,7 @@ class World:
                 continue
             ranks = sorted(m.newest.rank if isinstance(m.newest, Join) else m.seat.rank for m in members)
             if ranks != list(range(size)):
-                raise Broken(f"ranks of {key}: {ranks}")
+                raise BrokenRuleError(f"ranks of {key}: {ranks}")
             self.meet(key, members, isinstance(join, Join) and join.takes_from_leaver)
             return True
         return False
@@ -405,13 +402,13 @@ class World:
     def meet(self, key: tuple[int, int], members: list[Process], takes_over: bool) -> None:
         holders = [member for member in members if member.has_state]
         if not holders and not takes_over:
-            raise Broken(f"{key} has no state")
+            raise BrokenRuleError(f"{key} has no state")
         group = Group(key, members, max((member.step for member in holders), default=0))
         known = {r.name for r in self.disk.living() if not r.signal}
         others = [p for p in self.processes() if p.has_state and p not in members and p.name in known]
         ahead = [p.name for p in others if p.step > group.step and not isinstance(p.newest, Leave)]
         if holders and ahead and not self.has_finished:
-            raise Broken(f"{key} goes back to step {group.step}, behind {ahead}")
+            raise BrokenRuleError(f"{key} goes back to step {group.step}, behind {ahead}")
         for member in members:
             member.gathers, member.group, member.at = None, group, key
             if member.has_state:
@@ -432,7 +429,7 @@ class World:
         strays = [m.name for m in group.members if self.is_stray(m)]
         if not strays:
             if group.key < self.stepped_at:
-                raise Broken(f"{group.key} trains after {self.stepped_at}")
+                raise BrokenRuleError(f"{group.key} trains after {self.stepped_at}")
             self.stepped_at = group.key
         group.step += 1
         for member in group.members:
@@ -468,16 +465,16 @@ class World:
                     self.hear(event)
                     continue
                 case KillReplica(replica=name) | TellReplica(replica=name) if name in self.told_of_end:
-                    raise Broken(f"an order to one that ended: {order}")
+                    raise BrokenRuleError(f"an order to one that ended: {order}")
                 case SpawnOn(seats=seats) if any(seat.replica in self.told_of_end for seat in seats):
-                    raise Broken(f"a name is used twice: {order}")
+                    raise BrokenRuleError(f"a name is used twice: {order}")
                 case KillReplica():
                     self.check_kill(order)
                 case _:
                     pass
             node = self.nodes[order.node]
             if not node.is_linked:
-                raise Broken(f"an order to a node that is gone: {order}")
+                raise BrokenRuleError(f"an order to a node that is gone: {order}")
             node.orders.append(order)
 
     def check_kill(self, order: KillReplica) -> None:
@@ -492,7 +489,7 @@ class World:
             return  # nobody is left to leave to; it was given the time to save
         if run.stopped_as or run.target is not None or process.generation in self.may_end:
             return
-        raise Broken(f"{order} loses the state at step {process.step}")
+        raise BrokenRuleError(f"{order} loses the state at step {process.step}")
 
     def hear(self, event: object) -> None:
         self.events.append(event)
@@ -503,15 +500,15 @@ class World:
             case ReplicasReady(generation=generation):
                 ready = [e.generation for e in self.events if isinstance(e, ReplicasReady)]
                 if ready != sorted(set(ready)):
-                    raise Broken(f"announced out of order: {ready}")
+                    raise BrokenRuleError(f"announced out of order: {ready}")
                 if run.generation == generation and any(run.find(p.name) in run.leavers for p in mine):
-                    raise Broken("ready although one of the generation before is there")
+                    raise BrokenRuleError("ready although one of the generation before is there")
                 self.pending = {other for other in self.pending if other > generation}
             case GenerationAbandoned(generation=generation):
                 if generation not in self.pending:
-                    raise Broken(f"{event} answers nothing")
+                    raise BrokenRuleError(f"{event} answers nothing")
                 if any(process.generation == generation for process in mine):
-                    raise Broken(f"{event} although its newcomers are there")
+                    raise BrokenRuleError(f"{event} although its newcomers are there")
                 self.pending.discard(generation)
             case ReplicaLost(generation=generation) if generation < run.generation:
                 pass  # the switch followed at once
@@ -519,18 +516,18 @@ class World:
                 names = {member.name for member in run.members}
                 there = {p.name for p in self.processes() if p.name in names}
                 if not names - there <= self.ended_unheard():
-                    raise Broken(f"{event} counts the dead")
+                    raise BrokenRuleError(f"{event} counts the dead")
                 if Allocation.of(Counter(member.node for member in run.members)) != survivors:
-                    raise Broken(f"{event} is not what lives")
+                    raise BrokenRuleError(f"{event} is not what lives")
                 if (generation, membership) != run.at:
-                    raise Broken(f"{event} at {run.at}")
+                    raise BrokenRuleError(f"{event} at {run.at}")
             case JobStopped() | JobFinished() | JobFailed():
                 if mine:
-                    raise Broken(f"{event} although replicas live: {[p.name for p in mine]}")
+                    raise BrokenRuleError(f"{event} although replicas live: {[p.name for p in mine]}")
                 if isinstance(event, JobFinished) and not self.has_finished:
-                    raise Broken(f"{event} although nobody has finished")
+                    raise BrokenRuleError(f"{event} although nobody has finished")
                 if isinstance(event, JobFailed) and self.unanswered_stop:
-                    raise Broken(f"{event} although it was told to stop")
+                    raise BrokenRuleError(f"{event} although it was told to stop")
                 self.unanswered_stop = 0
                 self.pending = {run.newest} - {0, event.generation} if run.target else set()
 
@@ -577,25 +574,27 @@ class World:
                 if not self.act():
                     break
             else:
-                raise Broken("never comes to rest")
+                raise BrokenRuleError("never comes to rest")
             if self.run.next_deadline_s is None:
                 break
             self.advance(max(self.run.next_deadline_s - self.now_s, 0.0) + 0.001)
         else:
-            raise Broken(f"waits for ever: {self.describe()}")
+            raise BrokenRuleError(f"waits for ever: {self.describe()}")
         if self.pending or self.unanswered_stop:
-            raise Broken(f"no answer: generations {self.pending}, stop {self.unanswered_stop}: {self.describe()}")
+            raise BrokenRuleError(
+                f"no answer: generations {self.pending}, stop {self.unanswered_stop}: {self.describe()}"
+            )
         if self.run.is_over:
             if self.processes():
-                raise Broken(f"lives on after the end: {self.describe()}")
+                raise BrokenRuleError(f"lives on after the end: {self.describe()}")
             return
         run = self.disk
         if self.run.phase is not RunPhase.TRAINING or not run.trains:
-            raise Broken(f"does not train: {self.describe()}")
+            raise BrokenRuleError(f"does not train: {self.describe()}")
         if {p.name for p in self.processes()} != {member.name for member in run.members}:
-            raise Broken(f"not all members and nobody else: {self.describe()}")
+            raise BrokenRuleError(f"not all members and nobody else: {self.describe()}")
         if len(self.groups()) != 1 or not self.groups()[0].is_whole or self.groups()[0].key != run.at:
-            raise Broken(f"not one group: {self.describe()}")
+            raise BrokenRuleError(f"not one group: {self.describe()}")
 
     def describe(self) -> str:
         run = self.disk

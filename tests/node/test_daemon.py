@@ -46,7 +46,7 @@ from pollux.wire.nodes import (
     StoreAt,
     Tell,
 )
-from pollux.wire.replicas import Join, Leave, Prepare, ReplicaPhase
+from pollux.wire.replicas import Join, Leave, ReplicaPhase
 
 from .daemons import PATIENT_S, Node, Replica, launch, report, short_folder, until
 
@@ -190,7 +190,7 @@ class TestReplicas:
         with pytest.raises(Permanent, match="15 or 9"):
             node.ask(Kill("j", "3-0", 1))
         with pytest.raises(Permanent, match="not on this node"):
-            node.ask(Tell("j", "9-9", Prepare("j", 4)))
+            node.ask(Tell("j", "9-9", Leave("j", 4)))
         assert node.ask(Kill("j", "9-9", 9)) == Done()
         assert set(node.replicas()) == {"3-0"}
 
@@ -202,20 +202,19 @@ class TestReplicas:
 
     def test_it_is_told_the_newest_instruction_and_told_again_when_it_comes_back(self, node, folder):
         node.ask(spawn(folder, "1-0"))
-        node.ask(Tell("j", "1-0", Prepare("j", 2)))
+        early = Join("j", 2, 0, 0, 2, 1, "s:1")
+        node.ask(Tell("j", "1-0", early))
         replica = Replica(node, "1-0").say()
-        assert replica.hears() == Prepare("j", 2)
-        join = Join("j", 2, 0, 0, 1, 1, "s:1")
+        assert replica.hears() == early
+        join = Join("j", 2, 1, 0, 1, 1, "s:1", is_repair=True)
         node.ask(Tell("j", "1-0", join))
         assert replica.hears() == join
-        with pytest.raises(StaleGeneration):
-            node.ask(Tell("j", "1-0", Leave("j", 1)))
-        with pytest.raises(StaleGeneration):
-            node.ask(Tell("j", "1-0", Prepare("j", 1)))
-        node.ask(Tell("j", "1-0", Prepare("j", 3)))
+        for stale in (Leave("j", 1, 7), early):
+            with pytest.raises(StaleGeneration):
+                node.ask(Tell("j", "1-0", stale))
         replica.close()
         again = Replica(node, "1-0").say()
-        assert [again.hears(), again.hears()] == [join, Prepare("j", 3)]
+        assert again.hears() == join
         newer = Replica(node, "1-0").say()  # the one before may be half open
         assert newer.hears() == join
         with pytest.raises(Temporary):
@@ -306,7 +305,6 @@ class TestHome:
             first = node.living(1)[0].say(generation=1)
             assert watching.event(ReplicasReady).generation == 1
             node.ask(ResizeRun("j", 2, on(a=2)))
-            assert first.hears() == Prepare("j", 2)
             second = node.living(2)[1].say(ReplicaPhase.READY, 2, has_state=False)
             join = second.hears()
             assert (join.generation, join.rank, join.size) == (2, 1, 2)
@@ -371,7 +369,7 @@ class TestHome:
             assert watching.event(ReplicasReady).generation == 2
             assert node.keeper.environments[f"j/{replicas[0].replica}"]["WORLD_SIZE"] == "2"
             node.ask(ResizeRun("j", 3, on(a=1)))
-            assert {type(replica.hears()) for replica in replicas} <= {Prepare, Join, Leave}  # in place again
+            assert {type(replica.hears()) for replica in replicas} == {Join, Leave}  # in place again
 
     def test_what_cannot_be_run_is_refused(self, node, folder):
         with pytest.raises(Permanent, match="'b' is missing"):

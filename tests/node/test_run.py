@@ -23,7 +23,7 @@ from pollux.errors import InvalidSpec, StaleGeneration
 from pollux.node.orders import Announce, ForgetJob, KillReplica, Order, SpawnOn, TellReplica
 from pollux.node.run import JobRun, RunOptions, SavedRun
 from pollux.wire.nodes import ReplicaHere, RunPhase, Seat
-from pollux.wire.replicas import Instruction, Join, Leave, Prepare, ReplicaPhase, ReplicaStatus
+from pollux.wire.replicas import Instruction, Join, Leave, ReplicaPhase, ReplicaStatus
 
 OPTIONS = RunOptions()
 READY, JOINING, TRAINING = ReplicaPhase.READY, ReplicaPhase.JOINING, ReplicaPhase.TRAINING
@@ -173,13 +173,9 @@ def test_a_job_that_ended_can_start_again_with_new_names(pair: Home) -> None:
 # Resizes
 
 
-def test_a_resize_prepares_the_members_while_newcomers_get_ready(pair: Home) -> None:
+def test_members_are_told_nothing_while_newcomers_get_ready(pair: Home) -> None:
     pair.resize(2, gpus(a=2, b=1))
-    assert pair.taken() == [
-        SpawnOn("a", 2, (Seat("2-3", 2, 3, 2, True),)),
-        TellReplica("a", "1-1", Prepare("job", 2)),
-        TellReplica("b", "1-2", Prepare("job", 2)),
-    ]
+    assert pair.taken() == [SpawnOn("a", 2, (Seat("2-3", 2, 3, 2, True),))]
     assert pair.run.phase is RunPhase.RESIZING
 
 
@@ -270,11 +266,7 @@ def test_a_newcomer_that_ends_has_the_resize_abandoned(pair: Home) -> None:
     pair.say("2-3", READY, (2, 0), has_state=False)
     pair.taken()
     pair.end("2-4", 1)
-    assert pair.taken() == [
-        TellReplica("a", "1-1", Prepare("job", 1)),
-        TellReplica("b", "1-2", Prepare("job", 1)),
-        KillReplica("a", "2-3", 9),
-    ]
+    assert pair.taken() == [KillReplica("a", "2-3", 9)]
     pair.end("2-3", -9)
     reason = "replica 2-4 on node b ended with exit code 1 before it was ready"
     assert pair.taken() == [Announce(GenerationAbandoned("job", 2, reason))]
@@ -659,6 +651,14 @@ def test_a_resize_that_is_not_in_place_saves_ends_and_starts(pair: Home) -> None
     assert pair.events() == [ReplicasReady("job", 2)]
 
 
+def test_a_loss_before_a_restart_does_not_fail_the_job(pair: Home) -> None:
+    pair.end("1-2", -9)
+    pair.resize(2, gpus(a=1), in_place=False)
+    pair.taken()
+    pair.end("1-1", 143)
+    assert [type(order) for order in pair.taken()] == [SpawnOn]
+
+
 def test_a_job_that_finishes_instead_of_restarting_has_finished(pair: Home) -> None:
     pair.resize(2, gpus(a=1), in_place=False)
     pair.end("1-1", 0)
@@ -693,6 +693,12 @@ def test_a_stale_generation_is_refused(pair: Home) -> None:
         pair.start(5, gpus(a=1))
     with pytest.raises(StaleGeneration):
         pair.stop(4)
+
+
+def test_the_number_of_a_stop_is_not_used_again(pair: Home) -> None:
+    pair.stop(2)
+    with pytest.raises(StaleGeneration):
+        pair.start(2, gpus(a=1, b=1))
 
 
 def test_a_job_cannot_be_resized_to_nothing(pair: Home) -> None:
@@ -775,12 +781,9 @@ def test_a_recovered_run_orders_nothing_before_its_nodes_are_back(pair: Home) ->
     assert pair.taken() == []
     assert pair.run.nodes == {"a", "b"}
     pair.do(pair.run.node_back, "b", [pair.last["1-2"]])
-    assert pair.taken() == [TellReplica("b", "1-2", Prepare("job", 2))]
+    assert pair.taken() == []
     pair.do(pair.run.node_back, "a", [pair.last["1-1"]])
-    assert pair.taken() == [
-        SpawnOn("a", 2, (Seat("2-3", 2, 3, 2, True),)),
-        TellReplica("a", "1-1", Prepare("job", 2)),
-    ]
+    assert pair.taken() == [SpawnOn("a", 2, (Seat("2-3", 2, 3, 2, True),))]
 
 
 def test_a_recovered_home_learns_what_ended_while_it_was_away(pair: Home) -> None:

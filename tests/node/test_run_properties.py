@@ -14,7 +14,7 @@ from pollux.core import Allocation, StopReason
 
 from .run_world import World
 
-EXAMPLES = int(os.environ.get("POLLUX_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("POLLUX_EXAMPLES", "300"))
 
 # How often each happens, relative to the others.
 MOVES = {

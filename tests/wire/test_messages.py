@@ -41,6 +41,7 @@ from pollux.wire import (
     unpack,
 )
 
+from .node_strategies import NODE_MESSAGES
 from .strategies import ENTRIES, entry_at, report_at, reports, state_at
 
 MODEL = JobModel(BatchLimits(32, 512, 1, 64), progress=Progress(1.0))
@@ -80,7 +81,7 @@ def test_a_report_becomes_the_event_that_the_scheduler_hears(report):
 
 def test_every_document_of_this_room_has_a_strategy():
     ours = {kind for kind in _TYPES.values() if kind.__module__.startswith("pollux.wire.")}
-    assert ours == {*ENTRIES, AgentReport}
+    assert ours == {*ENTRIES, AgentReport, *NODE_MESSAGES}
 
 
 def test_the_envelope_names_type_and_schema():

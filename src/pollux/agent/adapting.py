@@ -169,6 +169,7 @@ class Adapter:
         self._steps_since_beat = 0
         self._last_step_s = None
         self._dealer.num_replicas = self._replicas.size
+        self._memory.regrouped()
         self._next_tuning_s = self._clock()  # the best batch size is another one
         self.apply(self._dealer.config, f"{self._replicas.size} replicas", None)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +42,7 @@ def rebuild(loader: DataLoader[Any], batch_sampler: Iterable[list[Any]], dataset
             "the DataLoader has batch_size=None, so its dataset makes the batches and their size cannot be chosen",
             "Give the DataLoader a batch_size and let the dataset deliver single samples",
         )
-    return DataLoader(dataset, batch_sampler=batch_sampler, **_settings(loader, dataset))
+    return OrderlyLoader(dataset, batch_sampler=batch_sampler, **_settings(loader, dataset))
 
 
 def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:
@@ -70,14 +72,14 @@ def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[An
         return loader
     if isinstance(loader.dataset, IterableDataset):
         stream = EveryNthSample(loader.dataset, rank, size)
-        return DataLoader(stream, batch_size=batch_size, **_settings(loader, stream))
+        return OrderlyLoader(stream, batch_size=batch_size, **_settings(loader, stream))
     dataset, settings = loader.dataset, _settings(loader, loader.dataset)
     source: object = batches
     if batches is None or type(batches) is BatchSampler:
         samples = _known_samples(sampler)
         if samples is not None:
             part = samples[len(samples) * rank // size : len(samples) * (rank + 1) // size]
-            return DataLoader(dataset, batch_size=batch_size, sampler=part, **settings)
+            return OrderlyLoader(dataset, batch_size=batch_size, sampler=part, **settings)
         source = sampler
         batches = BatchSampler(sampler, batch_size, drop_last=False) if batch_size is not None else None
     log.info(
@@ -86,8 +88,8 @@ def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[An
         size,
     )
     if batches is None:  # the dataset makes the batches
-        return DataLoader(dataset, batch_size=None, sampler=EveryNth(sampler, rank, size), **settings)
-    return DataLoader(dataset, batch_sampler=EveryNth(batches, rank, size), **settings)
+        return OrderlyLoader(dataset, batch_size=None, sampler=EveryNth(sampler, rank, size), **settings)
+    return OrderlyLoader(dataset, batch_sampler=EveryNth(batches, rank, size), **settings)
 
 
 class ShardedLoader:
@@ -109,6 +111,29 @@ class ShardedLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+class OrderlyLoader(DataLoader[Any]):
+    """Its workers are told to end when the process ends.
+
+    Else Python would do it, by a SIGTERM, and wait: but they outlast that one (`_WorkerInit`). torch lets workers that
+    are persistent, and those of an iterator that somebody still holds, come to this.
+    """
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        if self.num_workers:
+            _with_workers.add(iterator)
+        return iterator
+
+
+_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_workers() -> None:
+    for iterator in list(_with_workers):
+        iterator._shutdown_workers()
 
 
 class EveryNth:

@@ -20,7 +20,7 @@ from pollux.core import JobId
 from pollux.errors import InvalidDocument, Permanent, Temporary
 from pollux.wire.frames import Channel
 from pollux.wire.messages import AgentReport
-from pollux.wire.replicas import Instruction, Join, Leave, Prepare, ReplicaPhase, ReplicaStatus
+from pollux.wire.replicas import Instruction, Join, Leave, ReplicaPhase, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ class Link:
         self._status: ReplicaStatus | None = None
         self._is_changed = False
         self._newest: Join | Leave | None = None
-        self._prepared = 0
         self._posts: deque[_Post] = deque()
         self._is_connected = False
         self._is_closing = False
@@ -93,8 +92,6 @@ class Link:
                 since_s=before.since_s if before is not None and is_there else time.time(),
             )
             is_new = not is_there or before is None or has_state != before.has_state
-            if self._prepared <= generation:
-                self._prepared = 0  # it has become that one, or has gone past it
             if not is_new:
                 return
             self._is_changed = True
@@ -106,11 +103,6 @@ class Link:
     def newest(self) -> Join | Leave | None:
         """What to become: the instruction with the highest (generation, membership) so far."""
         return self._newest
-
-    @property
-    def prepared(self) -> int:
-        """The generation that gets ready, 0 if none does."""
-        return self._prepared
 
     @property
     def is_connected(self) -> bool:
@@ -249,12 +241,6 @@ class Link:
     def _follow(self, instruction: Instruction) -> None:
         if instruction.job != self._job:
             log.warning("An instruction for job %s has come to job %s.", instruction.job, self._job)
-            return
-        if isinstance(instruction, Prepare):
-            with self._lock:
-                assert self._status is not None
-                is_ahead = instruction.generation > self._status.generation
-                self._prepared = instruction.generation if is_ahead else 0
             return
         if self._newest is not None and _place(instruction) <= _place(self._newest):
             return

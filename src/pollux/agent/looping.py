@@ -55,7 +55,7 @@ class TrainingLoop:
         self.on_heard: Callable[[Heard], None] = lambda _: None
         self.on_memory: Callable[[StepPlan, BatchConfig], None] = lambda *_: None
         self.on_first_pass: Callable[[], None] | None = None
-        """Called once, before the next micro-batch is handed out."""
+        """Called once, before the next micro-batch is handed out, or where the loop is over without one."""
         self.on_regroup: Callable[[bool], None] = lambda _: None
         """Called between two steps: join the members that are named next. True: as planned, False: some are lost."""
 
@@ -86,6 +86,7 @@ class TrainingLoop:
 
     def leave(self) -> None:
         self.is_inside = False
+        self._come_to_first_pass()
         self.stepper.abandon()
         self.dealer.rewind()
         self._stopwatch.interrupt()
@@ -105,10 +106,13 @@ class TrainingLoop:
         self._stopwatch.begin_pass()
 
     def begin_pass(self, plan: StepPlan, index: int) -> None:
+        self._come_to_first_pass()
+        self.stepper.begin_pass(plan, index)
+
+    def _come_to_first_pass(self) -> None:
         if self.on_first_pass is not None:
             self.on_first_pass()
             self.on_first_pass = None
-        self.stepper.begin_pass(plan, index)
 
     def end_pass(self, plan: StepPlan) -> Outcome:
         is_last = self.stepper.is_last

@@ -251,6 +251,9 @@ class Membership:
     def wait_to_join(self, holder: Holder) -> Change:
         """A newcomer has come to its first loop."""
         assert self._link is not None
+        if self._environment.store is not None:
+            # Connecting takes milliseconds, or seconds where names resolve slowly: not while others wait.
+            self._rendezvous_at(self._environment.store)
         self._tell(ReplicaPhase.READY, 0)
         # Its own generation is the one that it waits for.
         self.replicas.generation, self.replicas.membership = self._environment.generation - 1, 0
@@ -298,6 +301,7 @@ class Membership:
         self.replicas.generation, self.replicas.membership = join.generation, join.membership
         self.replicas.is_member = self._is_fresh = True
         self._agreement = None
+        self._tell(ReplicaPhase.JOINING, holder.step)  # it has the state now, if there is any
         return Change(join.is_repair, state, is_full, is_shared)
 
     def _take(self, join: Join, cards: Sequence[Card], offered: Card | None) -> tuple[dict[str, Any] | None, bool]:

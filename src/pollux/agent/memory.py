@@ -50,6 +50,10 @@ class MemoryBound:
         self.limits = dataclasses.replace(self.limits, max_per_gpu_batch_size=smaller)
         return self.limits
 
+    def regrouped(self) -> None:
+        """Those who join have tried nothing yet, and all must come to trust a size at the same step."""
+        self._tried = (0, 0)
+
     def resume(self, max_per_gpu_batch_size: int, proven: int) -> None:
         """What an earlier run of the job found out; the bound that this run was given holds all the same."""
         self.limits = narrowed(self.limits, max_per_gpu_batch_size=max_per_gpu_batch_size)

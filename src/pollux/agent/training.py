@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from pollux.agent.metrics import Averages
 from pollux.agent.parts import Parts
 from pollux.agent.place import Place
 from pollux.agent.signals import EXIT_CODE, on_terminate
-from pollux.agent.state import TrainingState, restore_random_states
+from pollux.agent.state import TrainingState, random_states, restore_random_states
 from pollux.errors import LoopMisuse
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Training:
         self._averages = averages
         self._close = close
         self._resume_from = Place()
-        self._is_resumed = False
+        self._is_resumed = self._has_joined = False
         self._on_resumed: Callable[[], None] | None = None
         """Called once, where the script comes to the loop that it resumes after an epoch or at the end."""
         self._loops_begun = 0
@@ -121,7 +122,8 @@ class Training:
         first, start = 0, beginning()
         if number == resumed.loop and self._is_resumed:
             first, start = resumed.epoch, resumed.start
-        made.loop.is_stopped = False
+        if number != resumed.loop or not self._has_joined:
+            made.loop.is_stopped = False
         if made.saver.is_on:
             self._state.check_user_state()
         try:
@@ -236,6 +238,10 @@ class Training:
         assert change.state is not None
         self._settle_in(change)
         self._go_on_at(change.state["training"], restores_random=True)
+        self._has_joined = True
+        if self._parts.loop.is_stopped and not change.state["training"]["is_inside"]:
+            # Stopped after an epoch: to the others that was the last one.
+            self._resume_from = dataclasses.replace(self._resume_from, epoch=self._resume_from.count)
 
     def regroup(self, *, is_planned: bool) -> None:
         """Between two steps, or where replicas come together: become a member of what the daemon names next.
@@ -260,19 +266,37 @@ class Training:
                     raise
                 is_planned = False
                 continue
+            self._keep_random()
             self._parts.teller.replicas_changed(before, change.is_repair)
             return
 
+    def _keep_random(self) -> None:
+        """The loader is about to be iterated anew, which draws: go on from the same as those who join here."""
+        loop, device = self._parts.loop, self._replicas.device
+        if loop.is_inside and loop.on_first_pass is None:
+            loop.on_first_pass = functools.partial(restore_random_states, random_states(device), device)
+
     def _let_go(self) -> None:
-        """Have nothing under way in the group that is to be left, and lose nothing that its members have counted."""
+        """Have nothing under way in the group that is to be left, and lose nothing that its members have heard of."""
         adapter = self._parts.adapter
         try:
             if Heard.SAVE in adapter.settle():
-                adapter.wants_save = self._replicas.is_main
+                adapter.wants_save = self._membership.is_heir
+            self._pass_on_requests()
             self._merge_averages()
         except RuntimeError as error:
             if not self._membership.is_loss(error):
                 raise
+
+    def _pass_on_requests(self) -> None:
+        """Whoever was asked to stop or to leave may not be there to tell the others."""
+        loop, adapter = self._parts.loop, self._parts.adapter
+        asked = [self._leave_asked, loop.is_stopped or adapter.wants_stop]
+        told = torch.tensor(asked, dtype=torch.float64, device=self._replicas.device)
+        leave, stop = self._replicas.sum(told).tolist()
+        loop.is_stopped = stop > 0
+        if leave > 0:
+            self._ask_leave()
 
     def _merge_averages(self) -> None:
         """Some members may leave: the first of those who stay takes over what all have counted."""

@@ -54,7 +54,7 @@ class Giver:
 
     `host`: of this machine, as other nodes reach it. `make_small` and `make_full` are called when the first taker asks
     for what they make, at most once each, in a thread of the giver. What they return is sent from where it is, without
-    a copy on a CPU: the training thread must leave it alone, and wait in `wait_until_served`, until the takers have it.
+    a copy on a CPU: the training thread must leave it alone until the takers have it.
     """
 
     def __init__(self, host: str, make_small: Callable[[], Any], make_full: Callable[[], Any]) -> None:
@@ -68,28 +68,10 @@ class Giver:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.key = secrets.token_hex(32)
         self._states = {_SMALL: _Once(make_small), _FULL: _Once(make_full)}
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._served = 0
-        self._failure: Exception | None = None
         self._is_closed = False
         threading.Thread(target=self._listen, name="pollux-giver", daemon=True).start()
-
-    def wait_until_served(self, count: int, timeout_s: float, is_superseded: Callable[[], bool]) -> bool:
-        """Wait until so many takers have said that they have all of it. False: not in time, or superseded.
-
-        Raises what `make_small` or `make_full` raised.
-        """
-        until_s = time.monotonic() + timeout_s
-        with self._lock:
-            while self._served < count:
-                if self._failure is not None:
-                    raise self._failure
-                left_s = until_s - time.monotonic()
-                if left_s <= 0 or is_superseded():
-                    return False
-                self._lock.wait(min(left_s, POLL_S))
-            return True
 
     def close(self) -> None:
         """Cut off whoever is still being served. May be called again."""
@@ -130,17 +112,12 @@ class Giver:
             kind, nonces = asked
             try:
                 header, memories = self._states[kind].get()
-            except Exception as error:
-                with self._lock:
-                    self._failure = error
-                    self._lock.notify_all()
+            except Exception:
+                log.exception("%s asked for the state of this replica, which could not be made.", peer)
                 return
             opening = _LENGTH.pack(len(header)) + _proof(self.key, b"giver", nonces + header)
             _send(connection, itertools.chain((memoryview(opening), memoryview(header)), memories))
-            if _Source(connection).read(1) == _THANKS:
-                with self._lock:
-                    self._served += 1
-                    self._lock.notify_all()
+            _Source(connection).read(len(_THANKS))  # who ends before that has not got all that was sent
         except OSError as error:
             if not self._is_closed:
                 log.info("%s has not taken all of the state: %s", peer, error)

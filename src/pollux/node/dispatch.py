@@ -12,7 +12,7 @@ from pollux.core import NodeId
 from pollux.node.members import Replica, SavedRun, places
 from pollux.node.orders import ForgetJob, KillReplica, Order, SpawnOn, TellReplica
 from pollux.wire.nodes import Seat
-from pollux.wire.replicas import Instruction, Join, Leave, Prepare, ReplicaPhase
+from pollux.wire.replicas import Instruction, Join, Leave, ReplicaPhase
 
 
 class Dispatch:
@@ -87,21 +87,16 @@ def instruction_for(run: SavedRun, replica: Replica) -> Instruction | None:
     # The seats of a start say all that its first membership needs.
     was_seated = run.membership == 0 and not replica.seat.is_newcomer and replica.generation == run.generation
     has_heard = replica.at >= run.at and replica.phase not in (ReplicaPhase.STARTING, ReplicaPhase.READY)
-    if not was_seated and not has_heard:
-        return Join(
-            run.job,
-            run.generation,
-            run.membership,
-            rank=run.members.index(replica),
-            size=len(run.members),
-            num_nodes=places(run.members).num_nodes,
-            store=run.store,
-            is_repair=run.membership > 0,
-            takes_from_leaver=run.takes_over,
-        )
-    # The daemon of a replica repeats only the newest instruction: no Prepare before the last Join has done its work.
-    if run.trains and run.next is not None:
-        return Prepare(run.job, run.next.generation)
-    if run.trains and run.issued > run.generation:
-        return Prepare(run.job, run.generation)  # withdraws the one that was abandoned
-    return None
+    if was_seated or has_heard:
+        return None
+    return Join(
+        run.job,
+        run.generation,
+        run.membership,
+        rank=run.members.index(replica),
+        size=len(run.members),
+        num_nodes=places(run.members).num_nodes,
+        store=run.store,
+        is_repair=run.membership > 0,
+        takes_from_leaver=run.takes_over,
+    )

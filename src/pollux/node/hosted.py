@@ -12,7 +12,7 @@ from pollux.core import JobId
 from pollux.errors import StaleGeneration
 from pollux.wire import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat
-from pollux.wire.replicas import Instruction, Join, Leave, Prepare, ReplicaStatus
+from pollux.wire.replicas import Instruction, ReplicaStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,8 @@ class Hosted:
     exit_code: int | None = None
     status: ReplicaStatus | None = None
     link: Peer | None = None
-    told: Join | Leave | None = None
-    prepare: Prepare | None = None
-    """Told after `told`."""
+    told: Instruction | None = None
+    """The newest one; heard again by a replica that comes back."""
     pending_signal: int = 0
     """To be sent as soon as it has a pid."""
     is_leaving: bool = False
@@ -71,30 +70,18 @@ class Hosted:
     def here(self) -> ReplicaHere:
         return ReplicaHere(self.replica, self.generation, self.pid, self.status, self.exit_code, str(self.log))
 
-    @property
-    def instructions(self) -> list[Instruction]:
-        """What a replica that comes back has to hear again."""
-        return [instruction for instruction in (self.told, self.prepare) if instruction is not None]
-
     def note(self, instruction: Instruction) -> None:
         """Keep it as the newest one; `StaleGeneration` if a later one is known."""
-        # A Prepare has no membership: one of the generation that trains comes after its Join, to withdraw the next.
-        newest = None if self.told is None else _place(self.told)
-        if newest is not None and _place(instruction) < newest[: len(_place(instruction))]:
-            raise StaleGeneration(self.job, instruction.generation, newest[0])
-        if isinstance(instruction, Prepare):
-            self.prepare = instruction
-        else:
-            self.told, self.prepare = instruction, None
+        if self.told is not None and _place(instruction) < _place(self.told):
+            raise StaleGeneration(self.job, instruction.generation, self.told.generation)
+        self.told = instruction
 
     @property
     def record(self) -> Record:
         return Record(self.replica, self.generation, self.slot, self.pid, self.began, self.has_spoken, self.exit_code)
 
 
-def _place(instruction: Instruction) -> tuple[int, ...]:
-    if isinstance(instruction, Prepare):
-        return (instruction.generation,)
+def _place(instruction: Instruction) -> tuple[int, int]:
     return instruction.generation, instruction.membership
 
 

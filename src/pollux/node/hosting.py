@@ -106,7 +106,7 @@ class Hosting:
         if hosted is None:
             raise Permanent(f"{job}/{replica} is not on this node: the instruction reaches nobody.")
         hosted.note(instruction)
-        hand(hosted, [instruction])
+        hand(hosted, instruction)
 
     def kill(self, job: JobId, replica: str, number: int) -> None:
         """15 goes to the replica alone, 9 to its whole session. Nothing happens to one that has ended, or to one that

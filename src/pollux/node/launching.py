@@ -39,10 +39,10 @@ POLL_S = 0.02
 class DaemonProcess:
     """One daemon, started as often as need be on its folder."""
 
-    def __init__(self, folder: Path, token: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, token_file: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.folder = folder
         self.pid = 0
-        self._token = token
+        self._state = StateFolder(folder, token_file)
         self._command = list(command)
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,14 +59,13 @@ class DaemonProcess:
     def description(self) -> NodeDescription | None:
         """None: no daemon answers on this folder."""
         try:
-            answer = ask(f"unix:{self.folder / 'node.sock'}", self._token, DescribeNode(), 5.0)
+            answer = ask(self._state.address, self._state.token, DescribeNode(), 5.0)
         except (Temporary, Permanent):
             return None
         return answer if isinstance(answer, NodeDescription) else None
 
     def start(self) -> None:
         """Returns at once; see `wait_until_ready`."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.folder / "node.out").open("ab") as out:
             self._process = subprocess.Popen(
                 self._command,
@@ -111,13 +110,23 @@ class DaemonProcess:
         return True
 
     def end_predecessor(self, until_s: float) -> None:
-        """A daemon whose launcher was killed ends by itself; this hurries it."""
-        while said := self.description():
-            with suppress(ProcessLookupError):
-                os.kill(said.pid, signal.SIGTERM)
+        """A daemon whose launcher was killed ends by itself; this hurries it, and waits."""
+        while (said := self.description()) or self._is_locked():
+            if said is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(said.pid, signal.SIGTERM)
             if time.monotonic() > until_s:
-                raise Permanent(f"Process {said.pid}, a daemon that is left in {self.folder}, does not end. Kill it.")
+                who = f"Process {said.pid}, a" if said else "A"
+                raise Permanent(f"{who} daemon that is left in {self.folder} does not end. Kill it.")
             time.sleep(0.2)
+
+    def _is_locked(self) -> bool:
+        try:
+            self._state.lock()
+        except Permanent:
+            return True
+        self._state.close()
+        return False
 
 
 class LocalCluster(Launched):
@@ -199,7 +208,7 @@ class LocalCluster(Launched):
         shared = {"CUDA_VISIBLE_DEVICES": ",".join(mine)} if len(mine) == slots else {}
         command = [*COMMAND, "--dir", str(self.folder / node), "--node", node, "--slots", str(slots), "--ephemeral"]
         command += ["--token-file", str(self._state.token_file), *self._options]
-        return DaemonProcess(self.folder / node, self._state.token, command, {**self._environment, **shared})
+        return DaemonProcess(self.folder / node, self._state.token_file, command, {**self._environment, **shared})
 
     def _start(self, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pollux.errors import Permanent, PolluxError
 from pollux.node.hosted import Hosted, send_signal
@@ -32,7 +32,8 @@ class Links:
         if hosted.link is not None:
             hosted.link.close()
         hosted.link = peer
-        hand(hosted, hosted.instructions)
+        if hosted.told is not None:
+            hand(hosted, hosted.told)
         message: ReplicaStatus | AgentReport = first
         try:
             while hosted.link is peer and hosted.is_alive:
@@ -63,11 +64,10 @@ class Links:
             self._on_heard(hosted)
 
 
-def hand(hosted: Hosted, instructions: Iterable[Instruction]) -> None:
+def hand(hosted: Hosted, instruction: Instruction) -> None:
     """Now, if its link is up."""
     try:
-        for instruction in instructions:
-            if hosted.link is not None:
-                hosted.link.send(instruction)
+        if hosted.link is not None:
+            hosted.link.send(instruction)
     except PolluxError as error:  # it comes back, and is told again
         log.info("%s was not reached: %s", hosted.tag, error)

@@ -64,12 +64,6 @@ class ReplicaStatus:
 
 @register
 @dataclass(frozen=True, slots=True)
-class Prepare(OfGeneration):
-    """That generation gets ready: be quick to agree on a step to switch at. Withdrawn by the one that trains."""
-
-
-@register
-@dataclass(frozen=True, slots=True)
 class Join(OfGeneration):
     """Become a member: at the next step that all agree on, or at once if the members before are out of reach."""
 
@@ -111,4 +105,4 @@ class Leave(OfGeneration):
         checks.text(InvalidSpec, "store", self.store, may_be_empty=True)
 
 
-Instruction: TypeAlias = Prepare | Join | Leave
+Instruction: TypeAlias = Join | Leave

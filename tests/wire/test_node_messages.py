@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.wire.node_strategies import NODE_MESSAGES
+
+from pollux.core import JobId
+from pollux.errors import InvalidSpec
+from pollux.wire import pack, unpack
+from pollux.wire.nodes import Launch
+from pollux.wire.replicas import Join
+
+
+@given(st.sampled_from(list(NODE_MESSAGES)).flatmap(lambda kind: NODE_MESSAGES[kind]))
+def test_every_message_of_the_nodes_comes_back_as_it_was(message):
+    body = pack(message)
+    assert unpack(body, type(message)) == message
+    assert pack(unpack(body, type(message))) == body
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\nb", ""])
+def test_the_name_of_a_job_can_be_the_name_of_a_folder(name):
+    with pytest.raises(InvalidSpec, match="job"):
+        Launch(JobId(name), "/train.py")
+
+
+def test_a_rank_lies_below_the_number_of_members():
+    with pytest.raises(InvalidSpec, match="rank = 2: not below size = 2"):
+        Join(JobId("j"), 1, 0, 2, 2, 1, "host:1")
