@@ -43,7 +43,9 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--persistent", action="store_true", help="keep the workers from one pass to the next")
 parser.add_argument("--most-per-gpu", type=int, help="run larger shares in several passes")
 parser.add_argument("--first-loop", type=int, default=0, help="train so many epochs in a loop of their own before")
-parser.add_argument("--break-after", type=int, default=0, help="leave the loop over the loader after every so many steps of the job")
+parser.add_argument(
+    "--break-after", type=int, default=0, help="leave the loop over the loader after every so many steps of the job"
+)
 parser.add_argument("--stop-at", type=int, default=0, help="the first replica stops the job after so many steps")
 parser.add_argument("--stop-when-resized", action="store_true", help="it does so when it hears of other members")
 options = parser.parse_args()

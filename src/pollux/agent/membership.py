@@ -34,7 +34,7 @@ HANDOVER_S = 300.0
 """How long a replica that leaves waits for those who are to take its state."""
 
 
-class Left(Exception):
+class Left(Exception):  # noqa: N818 - nothing is wrong
     """This replica is no member any more, and has nothing left to do."""
 
 
@@ -338,8 +338,9 @@ class Membership:
     def _has_newer_than(self, instruction: Join | Leave) -> Callable[[], bool]:
         link = self._link
         assert link is not None
-        return lambda: link.newest is not None and (
-            (link.newest.generation, link.newest.membership) > (instruction.generation, instruction.membership)
+        return lambda: (
+            link.newest is not None
+            and ((link.newest.generation, link.newest.membership) > (instruction.generation, instruction.membership))
         )
 
     def _rendezvous_at(self, address: str) -> Rendezvous:
