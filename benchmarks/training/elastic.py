@@ -89,7 +89,7 @@ class Step(NamedTuple):
 
 
 class ElasticJob:
-    """The script of this folder, under daemons of its own that are there for as long as this is."""
+    """The script of this folder, run by a cluster on this machine for as long as this is entered."""
 
     def __init__(self, cluster: LocalCluster, size: str, folder: Path) -> None:
         """`folder`: for what it writes."""

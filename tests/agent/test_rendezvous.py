@@ -273,15 +273,15 @@ def survive(
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(PATIENCE_S)
-        if not dies:  # as the link's thread does when the daemon says so
-            threading.Timer(0.2, rendezvous.cut, [(1, membership + 1)]).start()
+        # As the link's thread does when the daemon says so.
+        threading.Timer(0.2, rendezvous.cut, [(1, membership + 1)]).start()
 
     with pytest.raises(RuntimeError) as caught:
         where(wrapped, act)
     assert is_connection_loss(caught.value), caught.value
     text = str(caught.value)
     del wrapped, caught
-    rendezvous.cut((1, membership + 1))  # some peers may not have noticed
+    rendezvous.cut((1, membership + 1))
     leave_group(made)
     join = joining(rank, size - 1, membership + 1)
     assert rendezvous.gather(join, Card(rank, 1, True), never) is not None

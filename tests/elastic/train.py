@@ -1,8 +1,8 @@
 """A training script for tests: it writes down what each step has taken and left behind.
 
 Its parameter `uses` counts with every step how often each sample has been applied to the weights: its gradient is 1/M
-for each sample of the step, and its learning rate M. `job.state["steps"]` is the lineage of the weights: pass, start and
-stop of every step that they have seen. With --out, each replica writes there what `tests/elastic/trial.py` reads.
+for each sample of the step, and its learning rate M. `job.state["steps"]` is the lineage of the weights: pass, start
+and stop of every step that they have seen. With --out, each replica writes there what `tests/elastic/trial.py` reads.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def pause(seconds: float) -> None:
 torch.manual_seed(5)
 random.seed(5)
 np.random.seed(5)  # noqa: NPY002
-records = (options.out / f"{NAME}.jsonl").open("a") if options.out else open(os.devnull, "w")
+records = (options.out / f"{NAME}.jsonl" if options.out else Path(os.devnull)).open("a")
 job = Job(
     adapt=options.adapt,
     measure_noise=options.adapt,

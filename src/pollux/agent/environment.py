@@ -9,6 +9,7 @@ POLLUX_SOCKET, POLLUX_REPLICA            set by a node daemon: its local socket,
 POLLUX_STORE                             host:port of the store where the replicas of the job find each other
 POLLUX_NEWCOMER                          1: others train already, and this one joins them when it is told to
 POLLUX_HEARTBEAT_S                       seconds from one sign of life to the next
+POLLUX_GROUP_TIMEOUT_S                   seconds after which a replica that waits for another takes it for lost
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Environment:
     store: str | None = None
     is_newcomer: bool = False
     heartbeat_s: float = 1.0
+    group_timeout_s: float = 1800.0
 
     @property
     def is_managed(self) -> bool:
@@ -70,6 +72,7 @@ class Environment:
             store=given.get("POLLUX_STORE") or None,
             is_newcomer=given.get("POLLUX_NEWCOMER") == "1",
             heartbeat_s=float(given.get("POLLUX_HEARTBEAT_S") or 1.0),
+            group_timeout_s=float(given.get("POLLUX_GROUP_TIMEOUT_S") or 1800.0),
         )
 
 

@@ -58,6 +58,8 @@ class Link:
         self._job = job
         self._replica = replica
         self._heartbeat_s = heartbeat_s
+        self.on_instruction: Callable[[Instruction], None] = lambda instruction: None
+        """Called in the link's thread once `newest` shows it."""
         self.on_repair: Callable[[Join], None] = lambda join: None
         """Called in the link's thread when members are lost, before `newest` shows the instruction."""
         self._lock = threading.Condition()
@@ -252,6 +254,10 @@ class Link:
         with self._lock:
             self._newest = instruction
             self._lock.notify_all()
+        try:
+            self.on_instruction(instruction)
+        except Exception:
+            log.exception("The others were not told of the instruction.")
 
     def _disconnected(self) -> None:
         with self._lock:

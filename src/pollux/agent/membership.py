@@ -26,7 +26,7 @@ from pollux.agent.transfer import Giver, take
 from pollux.core import JobId
 from pollux.errors import LoopMisuse, Temporary
 from pollux.wire.messages import AgentReport
-from pollux.wire.replicas import Join, Leave, ReplicaPhase
+from pollux.wire.replicas import Instruction, Join, Leave, ReplicaPhase
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class Membership:
             environment.heartbeat_s,
         )
         self._link.on_repair = self._cut
+        self._link.on_instruction = self._tell_that_it_knows
         self._tell(ReplicaPhase.STARTING, 0)
         if not environment.is_newcomer:
             self._gather_at_the_start()
@@ -146,7 +147,7 @@ class Membership:
         """The daemon has named other members."""
         return self._link is not None and self._link.newest is not None and self._is_newer(self._link.newest)
 
-    def _is_newer(self, instruction: Join | Leave) -> bool:
+    def _is_newer(self, instruction: Instruction) -> bool:
         return (instruction.generation, instruction.membership) > self.place
 
     def _tell(self, phase: ReplicaPhase, step: int) -> None:
@@ -170,6 +171,14 @@ class Membership:
                 raise
             log.warning("the store at %s does not answer: %s", instruction.store, error)
             return False
+
+    def _tell_that_it_knows(self, instruction: Instruction) -> None:
+        """In the link's thread: from now on this member looks after every step. Saves the others a step of waiting."""
+        rendezvous, replicas = self._rendezvous, self.replicas
+        if replicas.size == 1 or not replicas.is_member or rendezvous is None:
+            return
+        if rendezvous.address == instruction.store:
+            StepAgreement(rendezvous.store, instruction, replicas.rank, replicas.size).tell()
 
     def trained(self, step: int) -> None:
         """A step is finished."""
@@ -287,7 +296,8 @@ class Membership:
                 state, is_full = self._take(join, cards, offered)
                 is_shared = offered is not None or any(card.has_state for card in cards)
                 # All who take have taken before they come here.
-                made = rendezvous.make_group(join, self.replicas.device, is_superseded)
+                timeout_s = self._environment.group_timeout_s
+                made = rendezvous.make_group(join, self.replicas.device, is_superseded, timeout_s)
                 if join.takes_from_leaver:
                     rendezvous.tell_taken(join)
         except (RuntimeError, Temporary) as error:
@@ -335,7 +345,7 @@ class Membership:
             is_inside=holder.is_inside,
         )
 
-    def _has_newer_than(self, instruction: Join | Leave) -> Callable[[], bool]:
+    def _has_newer_than(self, instruction: Instruction) -> Callable[[], bool]:
         link = self._link
         assert link is not None
         return lambda: (
@@ -359,7 +369,7 @@ class Membership:
         if made is None:
             return
         if is_broken:
-            made.sockets.cut()  # peers that have not noticed yet do now
+            made.sockets.cut()  # nothing of it is waited for
         leave_group(made)
 
     def close(self, step: int = 0) -> None:
@@ -384,27 +394,31 @@ class StepAgreement:
     one names the step that it is about to take: nobody finishes that step without it, so that all see the name in time.
     """
 
-    def __init__(self, store: Any, instruction: Join | Leave, rank: int, size: int) -> None:
+    def __init__(self, store: Any, instruction: Instruction, rank: int, size: int) -> None:
         self.instruction = instruction
         self._store = store
         self._name = f"{instruction.generation}.{instruction.membership}/switch"
         self._rank = rank
         self._size = size
         self._step: int | None = None
-        self._has_told = rank == 0
+        self._has_told = False
+
+    def tell(self) -> None:
+        """This member knows of the switch, and looks after every step."""
+        self._store.set(f"{self._name}/told/{self._rank}", "")
+        self._has_told = True
 
     def is_due(self, step: int) -> bool:
         """Asked after each step."""
         if not self._has_told:
-            self._store.add(f"{self._name}/told", 1)
-            self._has_told = True
+            self.tell()
         if self._step is None:
             self._look(step)
         return self._step is not None and step >= self._step
 
     def _look(self, step: int) -> None:
         if self._rank == 0:
-            if self._store.add(f"{self._name}/told", 0) >= self._size - 1:
+            if self._store.check([f"{self._name}/told/{rank}" for rank in range(self._size)]):
                 self._step = step + 1
                 self._store.set(f"{self._name}/step", str(self._step))
         elif self._store.check([f"{self._name}/step"]):

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STORE_TIMEOUT_S = 30.0
-GROUP_TIMEOUT_S = 1800.0
-"""For how long a collective call waits for the others; torch's own default with gloo."""
 CONNECT_TIMEOUT_S = 3.0
 """For how long gloo waits for a member's address, and five times that for its connection: all come at the same moment.
 
@@ -90,6 +88,8 @@ class GroupSockets:
         self._before = set(_socket_inodes()) - store
         self._after: set[int] | None = None
         self._group: ProcessGroup | None = None
+        self._held: dict[int, socket.socket] = {}
+        """By inode, those that were cut. While they are held, peers can still write to them."""
 
     def seal(self, group: ProcessGroup | None) -> None:
         """The group is made, or none is needed: sockets that are opened from now on are not its."""
@@ -97,18 +97,28 @@ class GroupSockets:
         self._group = group
 
     def cut(self) -> None:
-        """Let every call that waits in the group fail at once, and calls of others that wait for this one.
+        """Let every call of this member that waits in the group fail at once. From any thread.
 
-        From any thread. A member that hangs keeps others waiting until they have cut their own side.
-        Destroying or aborting the group instead does not do it: gloo keeps its sockets while anything refers to the
-        group, and DDP does.
+        Others see nothing of it, and have to cut their own side: a write that fails in gloo's own thread may leave
+        whoever waits for it waiting for ever, so that each side only stops reading, and its sockets are held open
+        until `release`. Destroying or aborting the group instead does not do it: gloo keeps its sockets while anything
+        refers to the group, and DDP does.
         """
         for inode, descriptor in _socket_inodes().items():
-            if inode not in self._before and (self._after is None or inode in self._after):
-                _shut_down(descriptor, inode)
+            is_own = inode not in self._before and (self._after is None or inode in self._after)
+            if is_own and inode not in self._held:
+                connection = _stop_reading(descriptor, inode)
+                if connection is not None:
+                    self._held[inode] = connection
         if self._group is not None and dist.Backend.NCCL in self._group.name().lower():
             with suppress(RuntimeError):  # NCCL hides its connections; aborting it is enough there
                 self._group.abort()
+
+    def release(self) -> None:
+        """No member is in this group any more."""
+        self._group = None
+        while self._held:
+            self._held.popitem()[1].close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,8 @@ class Rendezvous:
             self.store: Any = dist.TCPStore(*target, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self._lock = threading.Lock()
         self._sockets: GroupSockets | None = None
+        self._left: list[GroupSockets] = []
+        """Of groups before the newest one, in which others may still be."""
         self._of = (0, 0)
         self._cut_below = (0, 0)
         # For the groups: it may be cut, and the store can still be asked. Made now, since connecting to a store looks
@@ -187,10 +199,11 @@ class Rendezvous:
         join: Join,
         device: torch.device,
         is_superseded: Callable[[], bool] = lambda: False,
-        timeout_s: float = GROUP_TIMEOUT_S,
+        timeout_s: float = 1800.0,
     ) -> Made:
         """Wait until all members are here, and make them torch's default process group. There must be none yet.
 
+        `timeout_s`: for how long a collective call waits for the others; torch's own default with gloo.
         A member that is lost meanwhile raises what `is_connection_loss` knows; `Temporary`: superseded, or `cut`.
         """
         if join.size > 1:
@@ -203,12 +216,15 @@ class Rendezvous:
         if self._groups_store is None:
             self._connect_for_groups()
         sockets = GroupSockets(self._groups_inodes)
+        if self._sockets is not None:
+            self._left.append(self._sockets)
         with self._lock:
             self._sockets, self._of = sockets, (join.generation, join.membership)
         if self._is_cut(join):
             raise _superseded(join)
         if join.size == 1:
             sockets.seal(None)
+            self._release()
             return Made(None, sockets)
         try:
             group = self._connect(join, "nccl" if device.type == "cuda" else "gloo", timeout_s)
@@ -224,7 +240,14 @@ class Rendezvous:
             sockets.cut()
             leave_group(made)
             raise _superseded(join)
+        self._release()
         return made
+
+    def _release(self) -> None:
+        """The members of the newest group have all left those before."""
+        for sockets in self._left:
+            sockets.release()
+        self._left.clear()
 
     def cut(self, older_than: tuple[int, int]) -> None:
         """Cut the group of a membership before (generation, membership), or the one that is being made."""
@@ -332,17 +355,21 @@ def _socket_inodes() -> dict[int, int]:
     return found
 
 
-def _shut_down(descriptor: int, inode: int) -> None:
-    """End a TCP connection. Not a socket that listens: gloo ends the process if that fails."""
+def _stop_reading(descriptor: int, inode: int) -> socket.socket | None:
+    """Whoever reads from a TCP connection finds its end. None: it is none, or listens (gloo ends if that fails)."""
     try:
         copy = os.dup(descriptor)
     except OSError:  # closed since
-        return
+        return None
     found = os.fstat(copy)
     if not stat.S_ISSOCK(found.st_mode) or found.st_ino != inode:  # another file has its number now
         os.close(copy)
-        return
-    with socket.socket(fileno=copy) as connection, suppress(OSError):
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
+        return None
+    connection = socket.socket(fileno=copy)
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
             connection.getpeername()  # fails if it is not connected
-            connection.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RD)
+            return connection
+    connection.close()
+    return None

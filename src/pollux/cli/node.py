@@ -43,6 +43,12 @@ def node(
         float, typer.Option(metavar="S", help="Kill replicas that give no sign of life for so many seconds.")
     ] = 15.0,
     heartbeat: Annotated[float, typer.Option(metavar="S", help="Seconds from one sign of life to the next.")] = 1.0,
+    node_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Count replicas of a node that is out of reach for so long as lost.")
+    ] = 30.0,
+    stuck_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Kill a replica for which the others have waited so long in a repair.")
+    ] = 300.0,
 ) -> None:
     """Run the daemon of this machine: it starts, watches and ends the replicas of jobs.
 
@@ -52,6 +58,7 @@ def node(
     from pollux.node.daemon import DaemonOptions, serve
     from pollux.node.folder import StateFolder
     from pollux.node.launched import pollux_home
+    from pollux.node.rules import RunOptions
 
     if not 0 < heartbeat < hang_after:
         fix = "Give a positive --heartbeat, and several times as much to --hang-after"
@@ -59,5 +66,6 @@ def node(
     state = StateFolder(folder or pollux_home() / "node", token_file)
     here = name or socket.gethostname()
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
-    options = DaemonOptions(heartbeat_s=heartbeat, hang_after_s=hang_after, is_ephemeral=ephemeral)
+    run = RunOptions(node_timeout_s=node_timeout, stuck_timeout_s=stuck_timeout)
+    options = DaemonOptions(heartbeat_s=heartbeat, hang_after_s=hang_after, is_ephemeral=ephemeral, run=run)
     raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))

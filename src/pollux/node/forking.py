@@ -1,17 +1,19 @@
 """What a forked process does before it becomes something else. Linux.
 
 A child leaves the frames of its parent by the exception `Forked`, which only `run` catches: so it can never come back
-to its parent's loop, and at its end the interpreter shuts down in the usual way (atexit, threads, buffers).
+to its parent's loop, and at its end threads, atexit handlers and buffers come to theirs as with any script.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,43 @@ def run(role: Callable[[], object]) -> None:
             current()
         except Forked as forked:
             following = forked.role
+
+
+def spare_the_end() -> None:
+    """Have scripts of processes that are forked from this one end without the interpreter being taken apart.
+
+    That takes half a second where torch is loaded, and several on a busy machine: as long, a GPU would not be free. To
+    be called before anything else is imported, so that whatever that has registered with atexit comes first.
+    """
+    atexit.register(_end_at_once)
+
+
+def _end_at_once() -> None:
+    if _exit_code is None:
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or a disk that is full
+            stream.flush()
+    os._exit(_exit_code)
+
+
+@contextmanager
+def noting_exit_code() -> Iterator[None]:
+    """Run a script inside, so that `spare_the_end` knows how it ended."""
+    global _exit_code
+    try:
+        yield
+    except SystemExit as end:
+        code = 0 if end.code is None else end.code
+        _exit_code = code & 0xFF if isinstance(code, int) else 1
+        raise
+    except KeyboardInterrupt:  # python ends by that signal then
+        raise
+    except BaseException:
+        _exit_code = 1
+        raise
+    _exit_code = 0
 
 
 def entry(name: str) -> Callable[..., Any]:
@@ -140,6 +179,9 @@ def _pythonpath(environment: Mapping[str, str]) -> list[str]:
     value = environment.get("PYTHONPATH")
     return [os.path.abspath(part) for part in value.split(os.pathsep)] if value else []
 
+
+_exit_code: int | None = None
+"""Of the script that has ended in this process."""
 
 _installed = [part for part in sys.path if part not in _pythonpath(os.environ)]
 """What this python finds without being told; read before anything changes it."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pollux
-from pollux.node.forking import Program, detach, entry, fork, run, write_log
+from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_log
 from pollux.node.lines import Lines, Message
 from pollux.node.template_pool import Start, Templates
 from pollux.node.templates import run_replica
@@ -404,6 +404,7 @@ def _preload(names: Iterable[str]) -> dict[str, str]:
 
 
 def main() -> None:
+    spare_the_end()
     parser = argparse.ArgumentParser(prog="pollux.node.keeper")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--preload", default=",".join(PRELOAD))

@@ -39,6 +39,8 @@ class RunOptions:
     """For a replica that was told to go."""
     node_timeout_s: float = 30.0
     """For a node that is out of reach, before its replicas count as lost."""
+    stuck_timeout_s: float = 300.0
+    """For a member whose group is broken to come where the others gather, before it is killed."""
 
 
 class Rules:
@@ -68,6 +70,7 @@ class Rules:
             or self._clear_away()
             or self._conclude()
             or self._finish(now_s)
+            or self._lose_stuck(now_s)
             or self._repair(now_s)
             or self._give_up(now_s)
             or self._tell_how_it_trains()
@@ -176,6 +179,21 @@ class Rules:
             return True
         run.leavers = tuple(leaver for leaver in run.leavers if not leaver.is_gone)
         self._form(run.membership + 1, living, has_state)
+        return True
+
+    def _lose_stuck(self, now_s: float) -> bool:
+        """A member gives signs of life, and does not come to where the others gather: it must end."""
+        run = self.run
+        stuck = [
+            member
+            for member in run.members
+            if member.phase is ReplicaPhase.TRAINING and member.at < run.at and run.membership > 0 and not member.signal
+        ]
+        is_waited_for = bool(stuck) and not run.is_closing and any(m.phase is ReplicaPhase.JOINING for m in run.members)
+        if not self.deadlines.is_due("stuck", is_waited_for, self._options.stuck_timeout_s, now_s):
+            return False
+        for member in stuck:
+            member.end_by(9)
         return True
 
     def _is_held_up(self, now_s: float) -> bool:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from pollux.node.forking import Program, detach, entry, fork, take_place
+from pollux.node.forking import Program, detach, entry, fork, noting_exit_code, take_place
 from pollux.node.lines import Message, encoded
 
 REPLICA = "pollux.agent.running:main"
@@ -59,8 +59,9 @@ def leading_imports(script: str) -> list[Wanted]:
 def run_replica(program: Program, log: str) -> None:
     """The role of a replica, from the fork to the end of its script."""
     detach(log)
-    take_place(program)
-    entry(REPLICA)(program.script)
+    with noting_exit_code():
+        take_place(program)
+        entry(REPLICA)(program.script)
 
 
 def run_template(program: Program, log: str, imports: Iterable[Wanted], keeper: socket.socket) -> None:
