@@ -19,14 +19,11 @@ from pollux.core import (
     Allocation,
     Event,
     FrozenMap,
-    JobFailed,
     JobFinished,
     JobId,
-    JobStopped,
     NodeId,
     ReplicasReady,
 )
-from pollux.errors import PolluxError
 from pollux.node.launching import LocalCluster
 from pollux.wire.nodes import Launch, ReplicaHere, RunPhase
 
@@ -52,7 +49,7 @@ class SoakResult:
     violations: list[str] = field(default_factory=list)
 
 
-class Stuck(Exception):
+class StuckError(Exception):
     """The job does not go on."""
 
 
@@ -78,7 +75,7 @@ def soak(
             one = Soak(cluster, base, random.Random(seed), result, say)
             try:
                 one.run(resizes, kills)
-            except Stuck as stuck:
+            except StuckError as stuck:
                 result.violations.append(str(stuck))
         result.violations += leftovers(base)
     finally:
@@ -170,7 +167,7 @@ class Soak:
         until_s = time.monotonic() + PATIENCE_S
         while not is_settled():
             if time.monotonic() > until_s:
-                raise Stuck(f"the job does not train on: {self._cluster.status(JOB)}")
+                raise StuckError(f"the job does not train on: {self._cluster.status(JOB)}")
             time.sleep(0.02)
         self._count_descriptors()
         time.sleep(0.3 * self._draw.random())
@@ -188,7 +185,7 @@ class Soak:
         try:
             return wait()
         except TimeoutError as error:
-            raise Stuck(f"{error}: {self._cluster.status(JOB)}") from None
+            raise StuckError(f"{error}: {self._cluster.status(JOB)}") from None
 
     def _generation(self) -> int:
         status = self._cluster.status(JOB)
@@ -212,6 +209,7 @@ class Soak:
                 count = len(os.listdir(f"/proc/{here.pid}/fd"))
                 first = self._descriptors.setdefault((here.pid, len(living)), count)
                 if count > first + SPARE_DESCRIPTORS:
+                    print(sorted(os.readlink(f"/proc/{here.pid}/fd/{n}") for n in os.listdir(f"/proc/{here.pid}/fd")))
                     self._result.violations.append(f"replica {here.replica} had {first} files open and has {count}")
 
     def _check_passes(self) -> None:

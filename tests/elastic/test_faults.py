@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmarks.elastic_soak import soak
@@ -72,7 +71,7 @@ def test_members_are_killed_while_the_job_grows(trial, faults, survivors):
     made.wait(1)
     made.resize(4, waits=False)
     assert isinstance(made.wait(), ReplicasReady)
-    made.hurry()
+    made.tell("hurry")
     check_end(made, survivors)
 
 
@@ -82,7 +81,7 @@ def test_a_newcomer_is_killed_before_it_is_ready(trial):
     made.resize(3, waits=False)
     assert isinstance(made.wait(), GenerationAbandoned)
     made.resize(3)
-    made.hurry()
+    made.tell("hurry")
     check_end(made, 3)
 
 
@@ -92,7 +91,7 @@ def test_one_is_killed_while_the_job_shrinks(trial, faults, survivors):
     made.wait(1)
     made.resize(2, waits=False)
     assert isinstance(made.wait(), ReplicasReady)
-    made.hurry()
+    made.tell("hurry")
     check_end(made, survivors)
 
 
@@ -102,7 +101,7 @@ def test_one_that_takes_over_on_another_node_is_killed(trial, faults):
     made.wait(1)
     made.resize(on(n1=2), waits=False)
     assert isinstance(made.wait(), ReplicasReady)
-    made.hurry()
+    made.tell("hurry")
     check_end(made, 1)
 
 
@@ -116,7 +115,7 @@ def test_all_are_killed_and_the_next_generation_goes_on_from_the_checkpoint(tria
     assert isinstance(cluster.wait_end(made.job, 1, PATIENCE_S), JobFailed)
     made.start(3)
     assert made.generation == 2
-    made.hurry()
+    made.tell("hurry")
     check_end(made, 3)
 
 
