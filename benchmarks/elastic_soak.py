@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pollux.core import (
@@ -25,7 +26,7 @@ from pollux.core import (
     ReplicasReady,
 )
 from pollux.node.launching import LocalCluster
-from pollux.wire.nodes import Launch, ReplicaHere, RunPhase
+from pollux.wire.nodes import Launch, ReplicaHere, RunPhase, RunStatus
 
 SCRIPT = Path(__file__).with_name("training") / "soak_script.py"
 JOB = JobId("soak")
@@ -33,6 +34,8 @@ NODES = (NodeId("n0"), NodeId("n1"))
 MOST_REPLICAS = 4
 PATIENCE_S = 90.0
 """Long past what any change takes on a busy machine."""
+KILLS_IN_CHANGES = 0.6
+"""So many of the kills come while a resize is under way."""
 SPARE_DESCRIPTORS = 6
 """A replica may have so many more files open than when it was last one of as many."""
 
@@ -77,6 +80,7 @@ def soak(
                 one.run(resizes, kills)
             except StuckError as stuck:
                 result.violations.append(str(stuck))
+                one.ask_where_it_hangs()
         result.violations += leftovers(base)
     finally:
         if folder is None:
@@ -103,22 +107,25 @@ class Soak:
     def run(self, resizes: int, kills: int) -> None:
         result, draw = self._result, self._draw
         self._start(self._place(2))
-        # At these of the changes something is killed; more than once at some, if need be.
-        places = [draw.randrange(resizes) for _ in range(kills)]
         of_all = draw.randrange(kills) if kills else -1
-        while result.resizes < resizes or result.kills < kills:
+        while (left := resizes - result.resizes) > 0 or result.kills < kills:
+            kills_left = kills - result.kills
+            kill = partial(self._kill, is_all=result.kills == of_all)
             place = self._place(draw.randint(1, MOST_REPLICAS))
-            now = places.count(result.resizes) if result.resizes < resizes else kills - result.kills
-            if now and result.resizes < resizes and draw.random() < 0.6:
-                self._resize(place, kill=lambda: self._kill(is_all=result.kills == of_all))
-                places.remove(result.resizes) if result.resizes in places else places.pop()
-            elif now:
-                self._kill(is_all=result.kills == of_all)
-                self._settle()
-                places.remove(result.resizes) if result.resizes in places else places.pop()
-            else:
+            if draw.random() * (left + kills_left) >= kills_left:
                 self._resize(place)
+            elif left > 0 and draw.random() < KILLS_IN_CHANGES:
+                self._resize(place, kill)
+            else:
+                kill()
+                self._settle()
         self._finish()
+
+    def ask_where_it_hangs(self) -> None:
+        """Each replica writes it to its log."""
+        for here in self._living():
+            with suppress(ProcessLookupError):
+                os.kill(here.pid, signal.SIGUSR1)
 
     # What is done to it
 
@@ -131,7 +138,7 @@ class Soak:
         self._expect(lambda: self._cluster.wait(JOB, generation, PATIENCE_S))
 
     def _resize(self, place: Allocation, kill: Callable[[], None] | None = None) -> None:
-        before = self._members()
+        before = self._status().allocation.num_gpus
         generation = self._cluster.resize(JOB, place)
         if kill is not None:
             time.sleep(0.8 * self._draw.random())
@@ -150,13 +157,15 @@ class Soak:
         self._result.kills += bool(hit)
         self._result.kills_of_all += is_all and bool(hit)
         self._say(f"killed {', '.join(hit)} of {len(living)}")
+        self._wait_for(
+            lambda: not {said.replica for said in self._status().replicas} & set(hit), "kills are not noticed"
+        )
 
     def _settle(self) -> None:
         """Until it trains, started again if all of it is gone."""
 
         def is_settled() -> bool:
-            status = self._cluster.status(JOB)
-            assert status is not None
+            status = self._status()
             if status.phase is RunPhase.ENDED:
                 self._start(self._place(self._draw.randint(1, MOST_REPLICAS)))
                 return False
@@ -164,36 +173,36 @@ class Soak:
             members = {said.replica for said in status.replicas}
             return status.phase is RunPhase.TRAINING and alive == members
 
-        until_s = time.monotonic() + PATIENCE_S
-        while not is_settled():
-            if time.monotonic() > until_s:
-                raise StuckError(f"the job does not train on: {self._cluster.status(JOB)}")
-            time.sleep(0.02)
+        self._wait_for(is_settled, "the job does not train on")
         self._count_descriptors()
         time.sleep(0.3 * self._draw.random())
 
     def _finish(self) -> None:
         (self._out / "enough").touch()
-        event = self._expect(lambda: self._cluster.wait_end(JOB, self._generation(), PATIENCE_S))
+        event = self._expect(lambda: self._cluster.wait_end(JOB, self._status().issued_generation, PATIENCE_S))
         if not isinstance(event, JobFinished):
             self._result.violations.append(f"the job did not finish: {event}")
         self._check_passes()
 
     # What is seen of it
 
+    def _wait_for(self, is_so: Callable[[], bool], problem: str) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not is_so():
+            if time.monotonic() > until_s:
+                raise StuckError(f"{problem}: {self._status()}")
+            time.sleep(0.02)
+
     def _expect(self, wait: Callable[[], Event]) -> Event:
         try:
             return wait()
         except TimeoutError as error:
-            raise StuckError(f"{error}: {self._cluster.status(JOB)}") from None
+            raise StuckError(f"{error}: {self._status()}") from None
 
-    def _generation(self) -> int:
+    def _status(self) -> RunStatus:
         status = self._cluster.status(JOB)
-        return 1 if status is None else status.issued_generation
-
-    def _members(self) -> int:
-        status = self._cluster.status(JOB)
-        return 0 if status is None else status.allocation.num_gpus
+        assert status is not None
+        return status
 
     def _living(self) -> list[ReplicaHere]:
         return [here for _, here in self._cluster.replicas(JOB).values() if here.exit_code is None and here.pid]
@@ -209,7 +218,6 @@ class Soak:
                 count = len(os.listdir(f"/proc/{here.pid}/fd"))
                 first = self._descriptors.setdefault((here.pid, len(living)), count)
                 if count > first + SPARE_DESCRIPTORS:
-                    print(sorted(os.readlink(f"/proc/{here.pid}/fd/{n}") for n in os.listdir(f"/proc/{here.pid}/fd")))
                     self._result.violations.append(f"replica {here.replica} had {first} files open and has {count}")
 
     def _check_passes(self) -> None:

@@ -7,9 +7,11 @@ step of M, and its learning rate M. After each pass every replica appends to FOL
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -52,6 +54,7 @@ def digest() -> str:
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]
 
 
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # says in the log where a replica hangs
 torch.manual_seed(5)
 job = Job(adapt=False, measure_noise=False, guard=False, checkpoint_every_s=1.0)
 bare = Net()

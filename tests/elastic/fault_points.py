@@ -1,8 +1,9 @@
 """train.py, with replicas that die by kill -9 at named points of their work.
 
 FAULTS is a list of point:replica:count, separated by blanks: the replica dies when it comes to the point for the
-count-th time. point:replica:count:other lets another replica die at that moment. At the point `behind`, the replica
-itself goes on as the survivor that misses the gradients that the others have got.
+count-th time. point:replica:count:other lets another replica die at that moment, and point:replica:count:sleep lets
+this one sleep for ever. At the point `behind`, the replica itself goes on as the survivor that misses the gradients
+that the others have got.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Fault:
         self._left -= 1
         if self._left:
             return
+        if self._victim == "sleep":
+            time.sleep(3600)
         if self._victim == NAME:
             os.kill(os.getpid(), signal.SIGKILL)
         pid = int((PIDS / self._victim).read_text())

@@ -119,6 +119,16 @@ def test_all_are_killed_and_the_next_generation_goes_on_from_the_checkpoint(tria
     check_end(made, 3)
 
 
+def test_a_survivor_of_many_changes_has_no_more_files_open_than_before(trial):
+    made = trial("--passes", 1000, "--step-s", 0.005).start(1)
+    (pid,) = made.pids().values()
+    counts: list[int] = []
+    for _ in range(10):
+        made.resize(2).resize(1)
+        counts.append(len(os.listdir(f"/proc/{pid}/fd")))
+    assert max(counts[2:]) <= max(counts[:2])
+
+
 def test_a_short_soak_breaks_nothing():
     result = soak(resizes=8, kills=3, seed=1)
     assert result.violations == []
