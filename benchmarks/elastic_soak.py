@@ -135,7 +135,9 @@ class Soak:
         checkpoints = str(self._base / "checkpoints")
         launch = Launch(JOB, str(SCRIPT), (str(self._out),), str(self._base), variables, checkpoints)
         generation = self._cluster.run(launch, place)
-        self._expect(lambda: self._cluster.wait(JOB, generation, PATIENCE_S))
+        event = self._expect(lambda: self._cluster.wait(JOB, generation, PATIENCE_S))
+        if not isinstance(event, ReplicasReady):
+            raise StuckError(f"the job does not start: {event}")
 
     def _resize(self, place: Allocation, kill: Callable[[], None] | None = None) -> None:
         before = self._status().allocation.num_gpus

@@ -439,8 +439,11 @@ class Adapter:
             "beat_every": self._beat_every,
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, also on another number of replicas."""
+    def load(self, state: dict[str, Any], *, keeps_given_config: bool) -> None:
+        """Go on from `state`, also on another number of replicas.
+
+        `keeps_given_config`: a job that does not adapt keeps the batch size that it is given now.
+        """
         self.progress = state["progress"]
         self.noise = NoiseAverage(**state["noise"])
         self._trusted = self.noise.cautious()
@@ -450,7 +453,8 @@ class Adapter:
         if self.guard is not None and state["guard"] is not None:
             self.guard.load(state["guard"])
         self._stopwatch.load(state["profile"])
-        config = BatchConfig(**state["config"]) if self._options.adapt else self._dealer.config
+        is_given = keeps_given_config and not self._options.adapt
+        config = self._dealer.config if is_given else BatchConfig(**state["config"])
         self._dealer.config = fitted_to(config, self.limits, self._replicas.size)
         if self._meter is not None and state["measure_every"]:
             self._dealer.measuring.every = state["measure_every"]

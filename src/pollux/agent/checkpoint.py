@@ -23,6 +23,7 @@ import re
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -64,7 +65,8 @@ class Loaded:
 class Checkpoints:
     """The checkpoints of one job. Reading needs no right to write; only one process of a job may write.
 
-    Threads may share it. `now` and `open_file` (a path to a file open for writing) are there for tests.
+    `patience_s`: how long `save` waits for another process of the job that still writes. Threads may share it.
+    `now` and `open_file` (a path to a file open for writing) are there for tests.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class Checkpoints:
         folder: Path | str,
         keep: int = 3,
         *,
+        patience_s: float = 0.0,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         open_file: Callable[[Path], BinaryIO] = lambda path: path.open("wb"),
     ) -> None:
         checks.whole(InvalidSpec, "keep", keep, 1)
         self.folder = Path(folder)
         self.keep = keep
+        self._patience_s = patience_s
         self._now = now
         self._open = open_file
         self._writing = threading.Lock()
@@ -104,7 +108,7 @@ class Checkpoints:
             if not PART.fullmatch(name):
                 raise InvalidSpec("part", name, "is no file name", "Use letters, digits, - and _")
         states = {name: checked(state, name) for name, state in parts.items()}
-        with self._sole_writer():
+        with self._sole_writer(self._patience_s):
             path = self._write(step, states, facts)
             self._remove_old()
         return path
@@ -169,13 +173,13 @@ class Checkpoints:
             raise CheckpointError(str(self.folder), problem, "Give a folder that this process may read") from error
 
     @contextlib.contextmanager
-    def _sole_writer(self) -> Iterator[None]:
+    def _sole_writer(self, patience_s: float = 0.0) -> Iterator[None]:
         """The right to write, with the folder made and what dead writers left over removed. OSErrors get advice."""
         with self._writing, contextlib.ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((self.folder / ".lock").open("ab"))
-                _take(lock, self.folder)
+                _take(lock, self.folder, patience_s)
                 # Explicitly: a data-loading process forked meanwhile has the file open, too, and would keep the lock.
                 stack.callback(_release, lock)
                 for path in self.folder.iterdir():
@@ -283,9 +287,17 @@ def _set_aside(path: Path) -> Path:
         return path
 
 
-def _take(lock: BinaryIO, folder: Path) -> None:
+def _take(lock: BinaryIO, folder: Path, patience_s: float) -> None:
+    until_s = time.monotonic() + patience_s
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(0.1)
     except BlockingIOError as error:
         raise CheckpointError(
             str(folder), "another process is writing a checkpoint here", "Give each job a folder of its own"

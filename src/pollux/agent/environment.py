@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import InvalidSpec
@@ -34,7 +34,7 @@ class Environment:
     generation: int = 1
     checkpoint_dir: Path | None = None
     report_url: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     socket: str | None = None
     replica: str = ""
     store: str | None = None
@@ -71,8 +71,8 @@ class Environment:
             replica=given.get("POLLUX_REPLICA") or "",
             store=given.get("POLLUX_STORE") or None,
             is_newcomer=given.get("POLLUX_NEWCOMER") == "1",
-            heartbeat_s=float(given.get("POLLUX_HEARTBEAT_S") or 1.0),
-            group_timeout_s=float(given.get("POLLUX_GROUP_TIMEOUT_S") or 1800.0),
+            heartbeat_s=_seconds(given, "POLLUX_HEARTBEAT_S", 1.0),
+            group_timeout_s=_seconds(given, "POLLUX_GROUP_TIMEOUT_S", 1800.0),
         )
 
 
@@ -84,6 +84,17 @@ def _whole(given: Mapping[str, str], name: str, default: int, least: int) -> int
         value = least - 1
     if value < least:
         raise InvalidSpec(name, text, f"not a whole number from {least} on", "Leave it to torchrun or Pollux to set it")
+    return value
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise InvalidSpec(name, text, "not a number of seconds above 0", "Leave it to Pollux to set it")
     return value
 
 

@@ -110,6 +110,8 @@ class ShardedLoader:
         return len(self._share())
 
     def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not set yet, in a copy
+            raise AttributeError(name)
         return getattr(self.inner, name)
 
 

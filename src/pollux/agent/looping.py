@@ -143,6 +143,9 @@ class TrainingLoop:
         self.dealer.commit(plan)
         membership = self._membership
         membership.trained(plan.step + 1)
+        if self.stepper.has_lost and not self.is_cut_short:
+            self.on_regroup(False)
+            return True
         try:
             heard = self._adapter.after_step(plan, self.stepper)
             if heard is not Heard.NOTHING:
@@ -156,5 +159,5 @@ class TrainingLoop:
             return True
         if self.is_cut_short or not membership.is_pending or not membership.is_switch_due(plan.step + 1):
             return False
-        self.on_regroup(True)
+        self.on_regroup(not membership.is_repair_pending)
         return True

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,19 @@ from pollux.wire.replicas import Instruction, Join, Leave, ReplicaPhase
 
 log = logging.getLogger(__name__)
 
+MOST_FAILED_TAKES = 3
+"""So often a newcomer tries to take the state over; then it ends, and the others train on without it."""
+
 HANDOVER_S = 300.0
 """How long a replica that leaves waits for those who are to take its state."""
 
 
 class Left(Exception):  # noqa: N818 - nothing is wrong
-    """This replica is no member any more, and has nothing left to do."""
+    """This replica is no member any more. If it was to hand over its state and could not, that is still here."""
+
+    def __init__(self, has_state_to_save: bool) -> None:
+        super().__init__(has_state_to_save)
+        self.has_state_to_save = has_state_to_save
 
 
 class Holder(Protocol):
@@ -85,8 +92,15 @@ class Membership:
         self._sums = 0
         self._last_sum: list[float] = []
         self._missed_sum: list[float] | None = None
-        self.on_lost: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: self._regroup_with_nothing()
         """Regroups; called where the replicas come together outside of steps."""
+        self.on_lost_in_body: Callable[[], bool] = lambda: False
+        """True: the body of the loop runs, in which nobody can regroup, and the loss is noted for its end."""
+        self.is_asked_to_leave: Callable[[], bool] = lambda: False
+        """Whether this process got a signal to save and end."""
+        self._failed_takes = 0
+        self._thanks: Join | None = None
+        """By what a leaver hears that its state is not needed any more."""
         if not environment.is_managed:
             self.replicas = Replicas.join(environment)
             self.replicas.generation = environment.generation
@@ -125,7 +139,10 @@ class Membership:
             environment.store,
         )
         if self._try_join(first, NOTHING) is None:
-            self.regroup(NOTHING, is_planned=False)
+            self._regroup_with_nothing()
+
+    def _regroup_with_nothing(self) -> None:
+        self.regroup(NOTHING, is_planned=False)
 
     # Told and asked
 
@@ -185,6 +202,9 @@ class Membership:
         if self._is_fresh:
             self._is_fresh = False
             self._tell(ReplicaPhase.TRAINING, step)
+            if self._thanks is not None:  # not before: had nobody got this far, the leaver would be called back
+                self._rendezvous_at(self._thanks.store).tell_taken(self._thanks)
+                self._thanks = None
 
     def beat(self, step: int) -> None:
         """Now and then, while it trains."""
@@ -200,6 +220,8 @@ class Membership:
         """In the link's thread: a member is lost, so that nothing more will come of the group."""
         if self._rendezvous is not None:
             self._rendezvous.cut((join.generation, join.membership))
+        if self._made is not None:
+            self._made.sockets.cut()  # made in a store that was replaced since
 
     def sum(self, vector: torch.Tensor) -> torch.Tensor:
         """The sum over all members, outside of steps; goes on with the survivors where members are lost.
@@ -215,6 +237,10 @@ class Membership:
             except RuntimeError as error:
                 if not self.is_loss(error):
                     raise
+            if self.on_lost_in_body():
+                log.warning("replicas were lost while a sum was taken: it is that of this replica alone")
+                total = vector
+                break
             self.on_lost()
             if self._missed_sum is not None:
                 total = torch.tensor(self._missed_sum, dtype=vector.dtype, device=vector.device)
@@ -223,6 +249,12 @@ class Membership:
         self._sums += 1
         self._last_sum = total.tolist()
         return total
+
+    @property
+    def is_repair_pending(self) -> bool:
+        """Of the group that there is nothing can be agreed on any more."""
+        newest = self._link.newest if self._link is not None else None
+        return isinstance(newest, Join) and newest.is_repair and self._is_newer(newest)
 
     @property
     def is_heir(self) -> bool:
@@ -250,6 +282,7 @@ class Membership:
                 assert instruction is not None
             if isinstance(instruction, Leave):
                 self._go(instruction, holder)
+                continue  # called back
             change = self._try_join(instruction, holder)
             if change is not None:
                 return change
@@ -257,8 +290,8 @@ class Membership:
                 # Somebody was lost on the way: nobody tries the same again.
                 self.replicas.generation, self.replicas.membership = instruction.generation, instruction.membership
 
-    def wait_to_join(self, holder: Holder) -> Change:
-        """A newcomer has come to its first loop."""
+    def wait_until_called(self) -> None:
+        """A newcomer has come to its first loop; `regroup` is next."""
         assert self._link is not None
         if self._environment.store is not None:
             # Connecting takes milliseconds, or seconds where names resolve slowly: not while others wait.
@@ -266,19 +299,31 @@ class Membership:
         self._tell(ReplicaPhase.READY, 0)
         # Its own generation is the one that it waits for.
         self.replicas.generation, self.replicas.membership = self._environment.generation - 1, 0
-        instruction = self._link.wait(self.place, None)
-        assert instruction is not None
-        return self.regroup(holder, is_planned=False)
+        self._link.wait(self.place, None)
 
-    def _go(self, instruction: Leave, holder: Holder) -> NoReturn:
+    def _go(self, instruction: Leave, holder: Holder) -> None:
+        """Hand over if that is asked for, and raise `Left`; returns if other members are named meanwhile."""
         self._tell(ReplicaPhase.LEAVING, holder.step)
-        if instruction.hands_over:
-            with Giver(self._host(), holder.small, holder.full) as giver:
-                rendezvous = self._rendezvous_at(instruction.store)
-                rendezvous.offer(instruction, self._card(0, holder, giver))
-                rendezvous.await_taken(instruction, HANDOVER_S)
+        is_left_with_state = instruction.hands_over and not self._hand_over(instruction, holder)
+        if is_left_with_state and self._has_newer_than(instruction)():
+            return
         self.replicas.is_member = False
-        raise Left
+        raise Left(is_left_with_state)
+
+    def _hand_over(self, instruction: Leave, holder: Holder) -> bool:
+        """Whether those who come train with the state of this replica."""
+        has_newer = self._has_newer_than(instruction)
+        with self._giver(holder) as giver:
+            rendezvous = self._rendezvous_at(instruction.store)
+            rendezvous.offer(instruction, self._card(0, holder, giver))
+            return rendezvous.await_taken(instruction, HANDOVER_S, lambda: has_newer() or self.is_asked_to_leave())
+
+    def _giver(self, holder: Holder) -> Giver:
+        return Giver(self._host(), holder.small, holder.full, self._secret)
+
+    @property
+    def _secret(self) -> str:
+        return self._environment.token or ""
 
     def _try_join(self, join: Join, holder: Holder) -> Change | None:
         """None: it came to nothing, since members were lost or others named."""
@@ -286,20 +331,18 @@ class Membership:
         is_superseded = self._has_newer_than(join)
         try:
             rendezvous = self._rendezvous_at(join.store)
-            with Giver(self._host(), holder.small, holder.full) as giver:
+            with self._giver(holder) as giver:
                 cards = rendezvous.gather(join, self._card(join.rank, holder, giver), is_superseded)
                 if cards is None:
                     return None
                 offered = rendezvous.await_offer(join, is_superseded) if join.takes_from_leaver else None
                 if join.takes_from_leaver and offered is None:
                     return None
-                state, is_full = self._take(join, cards, offered)
+                state, is_full = self._take(join, cards, offered, holder)
                 is_shared = offered is not None or any(card.has_state for card in cards)
                 # All who take have taken before they come here.
                 timeout_s = self._environment.group_timeout_s
                 made = rendezvous.make_group(join, self.replicas.device, is_superseded, timeout_s)
-                if join.takes_from_leaver:
-                    rendezvous.tell_taken(join)
         except (RuntimeError, Temporary) as error:
             if isinstance(error, RuntimeError) and not is_connection_loss(error):
                 raise
@@ -311,10 +354,13 @@ class Membership:
         self.replicas.generation, self.replicas.membership = join.generation, join.membership
         self.replicas.is_member = self._is_fresh = True
         self._agreement = None
+        self._thanks = join if join.takes_from_leaver and join.rank == 0 else None
         self._tell(ReplicaPhase.JOINING, holder.step)  # it has the state now, if there is any
         return Change(join.is_repair, state, is_full, is_shared)
 
-    def _take(self, join: Join, cards: Sequence[Card], offered: Card | None) -> tuple[dict[str, Any] | None, bool]:
+    def _take(
+        self, join: Join, cards: Sequence[Card], offered: Card | None, holder: Holder
+    ) -> tuple[dict[str, Any] | None, bool]:
         """The state that this replica needs, if any, from those who are furthest; and whether it is all of it."""
         own = cards[join.rank]
         furthest = offered or max(
@@ -322,16 +368,40 @@ class Membership:
         )
         self._missed_sum = list(furthest.last_sum) if own.has_state and furthest.sums > own.sums else None
         if not own.has_state:
-            self._sums = furthest.sums
-        if furthest is own or not furthest.has_state:
+            self._sums, self._last_sum = furthest.sums, list(furthest.last_sum)
+            if join.is_repair and furthest.has_state and not furthest.is_inside:
+                raise LoopMisuse(
+                    "a replica was lost while the others were between two loops over the loader, where nobody can join",
+                    "Nothing to do: they train on, and the next resize brings new replicas",
+                )
+        if not furthest.has_state:
             return None, False  # nobody has any: they have all just started
+        if furthest is own:
+            # Loaded like the others load it, so that nothing derived from it differs.
+            return (holder.small(), False) if join.is_repair else (None, False)
         sources = [card for card in cards if card.has_state and _how_far(card) == _how_far(furthest)] or [furthest]
         if not own.has_state or own.step < furthest.step:
             source = sources[join.rank % len(sources)]
-            return take(source.address, source.key, full=True), True
+            return self._take_from(source, join, full=True), True
         if join.is_repair:  # a beat may have reached some and not others
-            return take(furthest.address, furthest.key, full=False), False
+            return self._take_from(furthest, join, full=False), False
         return None, False
+
+    def _take_from(self, source: Card, join: Join, *, full: bool) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = take(
+                source.address, self._secret + source.key, full=full, is_superseded=self._has_newer_than(join)
+            )
+        except Temporary as error:
+            self._failed_takes += 1
+            if self._failed_takes < MOST_FAILED_TAKES or self.has_state:
+                raise
+            raise LoopMisuse(
+                f"the state of the others could not be taken over: {error}",
+                "See the log of the replica that gives it. Plain values belong into job.state, all else is registered",
+            ) from error
+        self._failed_takes = 0
+        return state
 
     def _card(self, rank: int, holder: Holder, giver: Giver) -> Card:
         return Card(
@@ -419,8 +489,8 @@ class StepAgreement:
     def _look(self, step: int) -> None:
         if self._rank == 0:
             if self._store.check([f"{self._name}/told/{rank}" for rank in range(self._size)]):
+                self._store.set(f"{self._name}/step", str(step + 1))
                 self._step = step + 1
-                self._store.set(f"{self._name}/step", str(self._step))
         elif self._store.check([f"{self._name}/step"]):
             self._step = int(self._store.get(f"{self._name}/step"))
 

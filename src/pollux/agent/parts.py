@@ -105,7 +105,7 @@ class Parts:
         if given.scheduler is not None:
             schedule = ProgressSchedule(given.scheduler, _turn_of(loop, adapter))
         folder = Path(options.checkpoint_dir) if options.checkpoint_dir else environment.checkpoint_dir
-        saver = Saver(folder, options.keep_checkpoints, options.checkpoint_every_s, replicas, membership.sum)
+        saver = Saver(folder, options.keep_checkpoints, options.checkpoint_every_s, replicas)
         tensorboard = Path(options.tensorboard) if options.tensorboard else None
         teller = Teller(environment, replicas, adapter, dealer, folder, tensorboard, options.seed, membership.post)
         adapter.save_is_due = lambda: saver.is_due

@@ -12,7 +12,6 @@ import torch
 
 from pollux.agent.checkpoint import Checkpoints, Loaded, number_of
 from pollux.agent.checkpoint_writer import CheckpointWriter
-from pollux.agent.metrics import Reduce
 from pollux.agent.replicas import Replicas
 from pollux.agent.snapshot import snapshot
 from pollux.errors import CheckpointError
@@ -32,23 +31,25 @@ class Saver:
         keep: int,
         every_s: float,
         replicas: Replicas,
-        reduce: Reduce,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._replicas = replicas
-        self._reduce = reduce
         self._every_s = every_s
         self._clock = clock or time.monotonic
         self._last_s = self._clock()
-        self._checkpoints = Checkpoints(folder, keep) if folder is not None else None
+        self._checkpoints = Checkpoints(folder, keep, patience_s=LAST_WRITE_S) if folder is not None else None
         self._writer: CheckpointWriter | None = None
 
+    def check(self) -> None:
+        """Whether there will be a place for checkpoints: better now than hours later."""
+        if self._checkpoints is not None and self._replicas.is_main:
+            self._checkpoints.check_writable()
+
     def assign_role(self) -> None:
-        """The first replica writes."""
+        """The first replica writes. Another one may have written until now, and still be at it."""
         if self._checkpoints is None:
             return
         if self._replicas.is_main and self._writer is None:
-            self._checkpoints.check_writable()
             self._writer = CheckpointWriter(self._checkpoints)
         elif not self._replicas.is_main:
             self.close()
@@ -71,7 +72,7 @@ class Saver:
         # One replica sorts out the damaged ones before the others look.
         found = self._checkpoints.load_latest("cpu") if self._replicas.is_main else None
         number = torch.tensor([0 if found is None else number_of(found.path)], device=self._replicas.device)
-        chosen = int(self._reduce(number).item())
+        chosen = int(self._replicas.sum(number).item())
         if not chosen or found is not None:
             return found
         path = next((path for path in self._checkpoints.list() if number_of(path) == chosen), None)

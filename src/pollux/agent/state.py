@@ -67,19 +67,17 @@ class TrainingState:
         return state
 
     def small(self) -> dict[str, Any]:
-        """What members of one membership may disagree on, after one of them was lost."""
-        made = self._parts
-        state: dict[str, Any] = {"training": self._training()}
-        if made.schedule is not None:
-            state["scheduler"] = made.schedule.state_dict()
-        if made.scaler is not None:
-            state["scaler"] = made.scaler.inner.state_dict()
-        return state
+        """What members that are equally far may disagree on, after one of them was lost.
+
+        Not the schedule: a script may have stepped it between two sums of which another member has seen only the first.
+        """
+        return {"training": self._training()}
 
     def parts(self, averages: Mapping[str, AverageState]) -> dict[str, Any]:
         """All of it, by the file of a checkpoint that it goes to."""
         made = self._parts
-        return self.small() | {
+        state: dict[str, Any] = {
+            "training": self._training(),
             "model": made.model.state_dict(),
             "optimizer": made.given.optimizer.state_dict(),
             "user": {
@@ -88,6 +86,11 @@ class TrainingState:
                 "state": self._user,
             },
         }
+        if made.schedule is not None:
+            state["scheduler"] = made.schedule.state_dict()
+        if made.scaler is not None:
+            state["scaler"] = made.scaler.inner.state_dict()
+        return state
 
     def _training(self) -> dict[str, Any]:
         made = self._parts
@@ -124,14 +127,17 @@ class TrainingState:
 
     def resume(self, parts: Mapping[str, Any], origin: str, *, is_main: bool) -> None:
         """Go on from a checkpoint."""
-        self._load_all(parts, origin)
+        self._load_all(parts, f"{origin} was made with", "another checkpoint_dir to start afresh")
+        self._parts.adapter.load(parts["training"]["adapter"], keeps_given_config=True)
         self._averages.load_state_dict(parts["user"]["averages"], is_main)
         # The loop is entered once more, and counts that as a turn.
         self._parts.loop.turn = self._parts.loop.turn._replace(number=parts["training"]["turn"])
 
     def join(self, parts: Mapping[str, Any], *, is_main: bool) -> None:
         """Go on as a member, from what another one gave."""
-        self._load_all(parts, "another replica")
+        self._user.clear()
+        self._load_all(parts, "the replicas that train have", "let every replica see the same data and options")
+        self._parts.adapter.load(parts["training"]["adapter"], keeps_given_config=False)
         for name, average in parts["user"]["averages"].items():
             mean = average["sum"] / average["count"] if average["count"] else 0.0
             # What this replica has counted stays; of one that leaves, the first takes over what it had.
@@ -148,30 +154,34 @@ class TrainingState:
 
     def agree(self, state: Mapping[str, Any]) -> None:
         """Take over what members may disagree on."""
-        self._load_small(state)
+        self._load_training(state["training"])
+        self._parts.adapter.load(state["training"]["adapter"], keeps_given_config=False)
 
-    def _load_all(self, parts: Mapping[str, Any], origin: str) -> None:
+    def _load_all(self, parts: Mapping[str, Any], origin: str, way_out: str) -> None:
         made, training = self._parts, parts["training"]
-        _check_same(origin, "seed", training["seed"], self._options.seed)
-        _check_same(origin, "initial_batch_size", training["initial_batch_size"], made.adapter.initial_batch_size)
-        _check_same(origin, "pass_length", training["pass_length"], made.dealer.pass_length)
+        own = {
+            "seed": self._options.seed,
+            "initial_batch_size": made.adapter.initial_batch_size,
+            "pass_length": made.dealer.pass_length,
+        }
+        for name, given in own.items():
+            _check_same(origin, name, training[name], given, way_out)
         made.given.model.load_state_dict(parts["model"])
         made.given.optimizer.load_state_dict(parts["optimizer"])
-        self._load_small(parts)
+        self._load_training(training)
+        if made.schedule is not None and "scheduler" in parts:
+            made.schedule.load_state_dict(parts["scheduler"])
+        if made.scaler is not None and "scaler" in parts:
+            made.scaler.inner.load_state_dict(parts["scaler"])
         self._user.update(parts["user"]["state"])
         self._restored_objects = parts["user"]["registered"]
         for name, holder in self._registered.items():
             self._restore(name, holder)
 
-    def _load_small(self, state: Mapping[str, Any]) -> None:
-        made, training = self._parts, state["training"]
+    def _load_training(self, training: Mapping[str, Any]) -> None:
+        made = self._parts
         made.dealer.resume(Cursor(**training["cursor"]))
-        made.adapter.load(training["adapter"])
         made.loop.is_stopped = training.get("is_stopped", False)
-        if made.schedule is not None and "scheduler" in state:
-            made.schedule.load_state_dict(state["scheduler"])
-        if made.scaler is not None and "scaler" in state:
-            made.scaler.inner.load_state_dict(state["scaler"])
 
     def register(self, name: str, holder: Any) -> None:
         """Keep anything with `state_dict` and `load_state_dict`, restored if the state that was loaded has it."""
@@ -188,13 +198,13 @@ class TrainingState:
             holder.load_state_dict(self._restored_objects[name])
 
 
-def _check_same(origin: str, name: str, saved: object, given: object) -> None:
-    if saved != given:
+def _check_same(origin: str, name: str, theirs: object, given: object, way_out: str) -> None:
+    if theirs != given:
         raise InvalidSpec(
             name,
             given,
-            f"{origin} was made with {saved!r}, and progress and the order of samples follow from that",
-            f"Use {saved!r} again, or another checkpoint_dir to start afresh",
+            f"{origin} {theirs!r}, and progress and the order of samples follow from that",
+            f"Use {theirs!r} again, or {way_out}",
         )
 
 

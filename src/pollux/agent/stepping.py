@@ -212,10 +212,17 @@ class Stepper:
         """Other replicas are out of reach: the body runs to its end, to no effect, and the step comes again."""
         if not self._is_loss(error):
             return False
-        self.has_lost = self._has_failed = True
+        self.lose()
+        return True
+
+    def lose(self) -> None:
+        """In the body of the loop: other replicas are out of reach. A step that the optimizer has taken counts."""
+        self.has_lost = True
+        if self.is_complete:
+            return
+        self._has_failed = True
         self._model.disconnect()
         self._clear_gradients()
-        return True
 
     def end_pass(self) -> Outcome:
         """The body of the loop is over. Raises LoopMisuse if it left something out."""

@@ -49,6 +49,8 @@ class Training:
         self._leave_asked = False
         self.stop_reason = ""
         membership.on_lost = functools.partial(self.regroup, is_planned=False)
+        membership.on_lost_in_body = self._lost_in_body
+        membership.is_asked_to_leave = lambda: self._leave_asked
         parts.loop.on_heard = self._heard
         parts.loop.on_regroup = lambda is_planned: self.regroup(is_planned=is_planned)
 
@@ -59,20 +61,38 @@ class Training:
         if not self._replicas.is_member:
             return
         parts = self._parts
-        loaded = parts.saver.latest()
-        if loaded is not None:
-            self._resume(loaded)
-        try:
-            parts.model.connect(self._replicas)
-        except RuntimeError as error:
-            if not self._membership.is_loss(error):
-                raise
-            self.regroup(is_planned=False)
+        parts.saver.check()
+        loaded: Loaded | None = None
+        while True:
+            try:
+                loaded = parts.saver.latest()
+                if loaded is not None:
+                    self._resume(loaded)
+                parts.model.connect(self._replicas)
+                break
+            except RuntimeError as error:
+                if not self._membership.is_loss(error):
+                    raise
+            if self._begin_again():
+                break
         self._membership.has_state = True
         if loaded is None:
             parts.teller.started()
         else:
             parts.teller.resumed(loaded.path)
+
+    def _begin_again(self) -> bool:
+        """Replicas were lost at the start. True: others had begun already, and gave this one their state."""
+        parts = self._parts
+        parts.model.disconnect()
+        change = self._membership.regroup(self._state, is_planned=False)
+        if change.state is not None:
+            self._settle_in(change)
+            self._go_on_at(change.state["training"], restores_random=False)
+            return True
+        parts.assign_roles()
+        parts.adapter.regrouped()
+        return False
 
     def _resume(self, loaded: Loaded) -> None:
         is_main = self._replicas.is_main
@@ -124,7 +144,7 @@ class Training:
             first, start = resumed.epoch, resumed.start
         if number != resumed.loop or not self._has_joined:
             made.loop.is_stopped = False
-        if made.saver.is_on:
+        if made.saver.is_on or self._membership.is_managed:
             self._state.check_user_state()
         try:
             with on_terminate(self._ask_leave):
@@ -188,13 +208,16 @@ class Training:
         """Between epochs; every replica comes by here, so that what one was asked all do."""
         loop = self._parts.loop
         is_stopped = loop.is_stopped or self._parts.adapter.wants_stop
+        place = self._membership.place
         asked = [self._leave_asked, is_stopped, self._membership.is_pending]
         told = torch.tensor(asked, dtype=torch.float64, device=self._replicas.device)
         leave, stop, pending = self._membership.sum(told).tolist()
         loop.is_stopped = stop > 0
         if leave > 0:
             self._leave()
-        if pending == self._replicas.size and self._membership.is_pending:
+        # After a repair in the sum the answer is about other members.
+        is_same = self._membership.place == place
+        if is_same and pending == self._replicas.size and self._membership.is_pending:
             self.regroup(is_planned=True)
 
     def _leave(self) -> NoReturn:
@@ -232,9 +255,17 @@ class Training:
 
     # Other replicas
 
+    def _lost_in_body(self) -> bool:
+        if not self._parts.model.is_in_pass:
+            return False
+        self._parts.stepper.lose()
+        return True
+
     def _join_the_others(self) -> None:
         """A newcomer has come to its first loop: from here on it is where they are."""
-        change = self._membership.wait_to_join(self._state)
+        self._membership.wait_until_called()
+        with on_terminate(self._ask_leave):  # who is called is waited for: it leaves together with the others
+            change = self._membership.regroup(self._state, is_planned=False)
         assert change.state is not None
         self._settle_in(change)
         self._go_on_at(change.state["training"], restores_random=True)
@@ -256,9 +287,8 @@ class Training:
         while True:
             try:
                 change = self._membership.regroup(self._state, is_planned=is_planned)
-            except Left:
-                self._close()
-                raise SystemExit(0) from None
+            except Left as left:
+                self._go(left)
             try:
                 self._settle_in(change)
             except RuntimeError as error:
@@ -269,6 +299,13 @@ class Training:
             self._keep_random()
             self._parts.teller.replicas_changed(before, change.is_repair)
             return
+
+    def _go(self, left: Left) -> NoReturn:
+        if left.has_state_to_save and self._parts.saver.is_on:
+            averages = self._state.merged_averages or self._averages.state_dict()
+            self._parts.saver.save(self._state.step, self._state.parts(averages), self._state.facts(), wait=True)
+        self._close()
+        raise SystemExit(EXIT_CODE if self._leave_asked else 0)
 
     def _keep_random(self) -> None:
         """The loader is about to be iterated anew, which draws: go on from the same as those who join here."""
@@ -281,8 +318,10 @@ class Training:
         adapter = self._parts.adapter
         try:
             if Heard.SAVE in adapter.settle():
-                adapter.wants_save = self._membership.is_heir
+                adapter.wants_save = True
             self._pass_on_requests()
+            if self._leave_asked:
+                self._leave()
             self._merge_averages()
         except RuntimeError as error:
             if not self._membership.is_loss(error):
@@ -291,16 +330,21 @@ class Training:
     def _pass_on_requests(self) -> None:
         """Whoever was asked to stop or to leave may not be there to tell the others."""
         loop, adapter = self._parts.loop, self._parts.adapter
-        asked = [self._leave_asked, loop.is_stopped or adapter.wants_stop]
+        asked = [self._leave_asked, loop.is_stopped or adapter.wants_stop, adapter.wants_save]
         told = torch.tensor(asked, dtype=torch.float64, device=self._replicas.device)
-        leave, stop = self._replicas.sum(told).tolist()
+        leave, stop, save = self._replicas.sum(told).tolist()
         loop.is_stopped = stop > 0
+        adapter.wants_save = save > 0 and self._membership.is_heir
         if leave > 0:
             self._ask_leave()
 
     def _merge_averages(self) -> None:
         """Some members may leave: the first of those who stay takes over what all have counted."""
-        merged = self._averages.merged_state(self._replicas.sum)
+        try:
+            merged = self._averages.merged_state(self._replicas.sum)
+        except LoopMisuse as error:  # all see it: the script hears of it where it asks for them
+            log.warning("averages are not handed over: %s", error)
+            return
         self._averages.load_state_dict(merged, self._membership.is_heir)
         self._state.merged_averages = merged if self._membership.hands_over else None
 
@@ -310,9 +354,9 @@ class Training:
             self._state.join(change.state, is_main=self._replicas.is_main)
         elif change.state is not None:
             self._state.agree(change.state)
+        made.assign_roles()
         made.adapter.regrouped()
         made.stepper.regrouped()
         made.loop.regrouped()
         made.model.connect(self._replicas, is_equal=change.is_shared)
         self._membership.has_state = True
-        made.assign_roles()

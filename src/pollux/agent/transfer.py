@@ -50,14 +50,17 @@ Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class Giver:
-    """Hands the state of this replica to others that know `address` and `key`, from threads of its own, until closed.
+    """Hands the state of this replica to others that know `address`, `key` and the secret, until closed.
 
+    `key` may be shown: the job's store, where it lies, is open to whoever reaches it. `secret` is the job's token.
     `host`: of this machine, as other nodes reach it. `make_small` and `make_full` are called when the first taker asks
     for what they make, at most once each, in a thread of the giver. What they return is sent from where it is, without
     a copy on a CPU: the training thread must leave it alone until the takers have it.
     """
 
-    def __init__(self, host: str, make_small: Callable[[], Any], make_full: Callable[[], Any]) -> None:
+    def __init__(
+        self, host: str, make_small: Callable[[], Any], make_full: Callable[[], Any], secret: str = ""
+    ) -> None:
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, 0), family=family)
@@ -67,6 +70,7 @@ class Giver:
         port = self._listener.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.key = secrets.token_hex(32)
+        self._secret = secret
         self._states = {_SMALL: _Once(make_small), _FULL: _Once(make_full)}
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -115,7 +119,7 @@ class Giver:
             except Exception:
                 log.exception("%s asked for the state of this replica, which could not be made.", peer)
                 return
-            opening = _LENGTH.pack(len(header)) + _proof(self.key, b"giver", nonces + header)
+            opening = _LENGTH.pack(len(header)) + _proof(self._secret + self.key, b"giver", nonces + header)
             _send(connection, itertools.chain((memoryview(opening), memoryview(header)), memories))
             _Source(connection).read(len(_THANKS))  # who ends before that has not got all that was sent
         except OSError as error:
@@ -132,7 +136,9 @@ class Giver:
         connection.sendall(mine)
         answer = _Source(connection, _HANDSHAKE_TIMEOUT_S).read(1 + _RANDOM_BYTES + _HASH_BYTES)
         kind, theirs, proof = answer[:1], answer[1 : 1 + _RANDOM_BYTES], answer[1 + _RANDOM_BYTES :]
-        if kind in self._states and hmac.compare_digest(proof, _proof(self.key, b"taker", kind + mine + theirs)):
+        if kind in self._states and hmac.compare_digest(
+            proof, _proof(self._secret + self.key, b"taker", kind + mine + theirs)
+        ):
             return kind, mine + theirs
         connection.sendall(_LENGTH.pack(0))
         return None
@@ -148,6 +154,7 @@ def take(
 ) -> Any:
     """The small or the full state of the giver there, with its tensors in fresh memory of the CPU.
 
+    `key`: the giver's, after the secret if there is one.
     `Temporary`: the giver is gone, says nothing for `stall_timeout_s`, or refuses the key; or this is superseded.
     """
     target = parse_address(address)

@@ -46,6 +46,9 @@ def node(
     node_timeout: Annotated[
         float, typer.Option(metavar="S", help="Count replicas of a node that is out of reach for so long as lost.")
     ] = 30.0,
+    ready_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Call a change off whose new replicas are not ready after so long.")
+    ] = 300.0,
     stuck_timeout: Annotated[
         float, typer.Option(metavar="S", help="Kill a replica for which the others have waited so long in a repair.")
     ] = 300.0,
@@ -66,6 +69,6 @@ def node(
     state = StateFolder(folder or pollux_home() / "node", token_file)
     here = name or socket.gethostname()
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
-    run = RunOptions(node_timeout_s=node_timeout, stuck_timeout_s=stuck_timeout)
+    run = RunOptions(ready_timeout_s=ready_timeout, node_timeout_s=node_timeout, stuck_timeout_s=stuck_timeout)
     options = DaemonOptions(heartbeat_s=heartbeat, hang_after_s=hang_after, is_ephemeral=ephemeral, run=run)
     raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))

@@ -44,10 +44,10 @@ class Dispatch:
         for replica in run.replicas():
             if replica.is_gone or replica.node in self.away:
                 continue
-            if replica.signal:
-                yield from self._kill(replica)
-            elif replica.is_known:
+            # Those that save before they go may have to gather for it, and to know that before they are asked.
+            if replica.signal != 9 and replica.is_known:
                 yield from self._tell(replica, instruction_for(run, replica))
+            yield from self._kill(replica)
 
     def _forgets(self, run: SavedRun) -> Iterator[Order]:
         for node in run.used:

@@ -11,6 +11,9 @@ from pollux.core import Allocation, Event, FrozenMap, JobId, NodeId, register
 from pollux.wire.nodes import ReplicaHere, Seat
 from pollux.wire.replicas import ReplicaPhase, ReplicaStatus
 
+LEFT_AS_ASKED = 128 + 15
+"""The exit code of a replica that was asked by signal 15 to save and leave, and has done so."""
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
@@ -68,8 +71,13 @@ class Replica:
         return self.is_gone and self.exit_code == 0
 
     @property
+    def left_as_asked(self) -> bool:
+        """It was asked to save and leave, and has done so."""
+        return self.is_gone and self.is_asked and self.exit_code == LEFT_AS_ASKED
+
+    @property
     def ended_badly(self) -> bool:
-        return self.is_gone and self.exit_code != 0
+        return self.is_gone and not self.ended_well and not self.left_as_asked
 
     def learn(self, here: ReplicaHere) -> None:
         """Take over what its node says. Nothing comes after its end."""

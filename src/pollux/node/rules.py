@@ -72,6 +72,7 @@ class Rules:
             or self._finish(now_s)
             or self._lose_stuck(now_s)
             or self._repair(now_s)
+            or self._save_by_a_leaver()
             or self._give_up(now_s)
             or self._tell_how_it_trains()
             or self._switch()
@@ -120,10 +121,11 @@ class Rules:
             return True
         if run.stopped_as:
             self._end(JobStopped(run.job, run.stopped_as))
-        elif run.target is None and run.failure is not None:
+        elif run.target is None and run.failure is not None and not any(r.left_as_asked for r in run.leavers):
             self._end(JobFailed(run.job, run.generation, run.failure.reason, run.failure.exit_code))
         elif run.target is None:
-            self._end(JobStopped(run.job, run.generation))  # only nodes were lost: not the fault of the job
+            # Only nodes were lost, which is not the fault of the job; or it can go on from what a leaver has saved.
+            self._end(JobStopped(run.job, run.generation))
         if run.target is not None:
             self.begin(run.target)
         return True
@@ -149,9 +151,13 @@ class Rules:
         return True
 
     def _repair(self, now_s: float) -> bool:
-        """A member is lost or cannot reach the others: those that live are the next membership."""
+        """A member is lost or cannot reach the others: those that live are the next membership.
+
+        Also while they save and leave, which they do together.
+        """
         run = self.run
-        if run.is_over or run.is_closing:
+        may_save = any(member.signal == 15 and not member.is_gone for member in run.members)
+        if run.is_over or (run.is_closing and not may_save):
             return False
         # Without a leaver those that stay cannot agree on the step to switch at.
         group = run.members if run.trains else (*run.members, *run.leavers)
@@ -181,6 +187,19 @@ class Rules:
         self._form(run.membership + 1, living, has_state)
         return True
 
+    def _save_by_a_leaver(self) -> bool:
+        """No member is left, and leavers that were asked to save are: the first of them does it alone."""
+        run = self.run
+        living = [leaver for leaver in run.leavers if not leaver.is_gone]
+        is_left_to_them = run.is_closing and all(member.ended_badly for member in run.members)
+        if not is_left_to_them or any(leaver.left_as_asked for leaver in run.leavers):
+            return False
+        if not any(leaver.signal == 15 for leaver in living) or any(leaver.hands_over for leaver in living):
+            return False
+        run.leavers = tuple(living)
+        self._form(run.membership + 1, run.members, has_state=False)
+        return True
+
     def _lose_stuck(self, now_s: float) -> bool:
         """A member gives signs of life, and does not come to where the others gather: it must end."""
         run = self.run
@@ -197,10 +216,12 @@ class Rules:
         return True
 
     def _is_held_up(self, now_s: float) -> bool:
-        """Members wait, or gather with one that ended well, and have heard of nothing that would help them."""
+        """Members wait, or gather with one that has left, and have heard of nothing that would help them."""
         run = self.run
         group = (*run.members, *(leaver for leaver in run.leavers if leaver.hands_over))
-        is_short = any(member.ended_well for member in run.members) and any(
+        # A leaver that saved instead has handed nothing over.
+        has_left = any(r.ended_well for r in run.members) or any(r.left_as_asked for r in group)
+        is_short = has_left and any(
             not member.is_gone and member.phase is not ReplicaPhase.LEAVING and not run.is_training(member)
             for member in run.members
         )
