@@ -125,6 +125,12 @@ class World:
         """Generations whose replicas a request allows to be ended."""
         self.stepped_at = (0, 0)
         self.seen: Counter[str] = Counter()
+        self.saved: set[str] = set()
+        """Who has saved before it left."""
+        self.has_lost_request = False
+        """A 15 did not arrive; it is not given again."""
+        self.must_save = False
+        """Nothing is in the way of those that were asked to save."""
 
     # Requests
 
@@ -195,10 +201,14 @@ class World:
     def unlink(self, node: SimNode) -> None:
         """The home's connection breaks; what is under way is lost."""
         if node.is_linked:
-            node.is_linked = False
-            node.orders.clear()
-            node.news.clear()
+            self.lose_connection(node)
             self.carry_out(self.run.node_gone(node.name, self.now_s))
+
+    def lose_connection(self, node: SimNode) -> None:
+        self.has_lost_request |= any(isinstance(order, KillReplica) and order.signal == 15 for order in node.orders)
+        node.is_linked = False
+        node.orders.clear()
+        node.news.clear()
 
     def link(self, node: SimNode) -> None:
         if node.is_linked:
@@ -222,9 +232,7 @@ class World:
 
     def restart_home(self, new_store: bool) -> None:
         for node in self.nodes.values():
-            node.is_linked = False
-            node.orders.clear()
-            node.news.clear()
+            self.lose_connection(node)
         self.now_s = 0.0
         text = dumps(self.disk)
         self.run = JobRun.restored(loads(text, SavedRun), OPTIONS)
@@ -262,6 +270,8 @@ class World:
             self.end(process, -9)
         elif process.is_asked:
             raise BrokenRuleError(f"{process.name} was asked twice to save and leave")
+        elif process.phase is ReplicaPhase.STARTING:
+            self.end(process, -15)
         else:
             process.is_asked = True
 
@@ -278,10 +288,8 @@ class World:
         if process.last_code is not None:
             self.end(process, process.last_code)
             return True
-        if process.is_asked:
-            if process.has_state:
-                self.checkpoint = max(self.checkpoint, process.step)
-            self.leave(process, 143)
+        if process.is_asked and process.offers:
+            self.save_and_leave(process)  # whoever hands over is alone; the others save together, after a step
             return True
         is_free = process.group is None or process.group.is_broken
         instruction = process.newest
@@ -321,6 +329,11 @@ class World:
         process.last_code = code
         self.say(process)
 
+    def save_and_leave(self, process: Process) -> None:
+        self.checkpoint = max(self.checkpoint, process.step)
+        self.saved.add(process.name)
+        self.leave(process, 143)
+
     def step_aside(self, process: Process, instruction: Leave) -> None:
         if instruction.hands_over:
             process.group = None
@@ -357,6 +370,9 @@ class World:
             if process.step >= self.num_steps:
                 self.has_finished = True
                 self.leave(process, 0)
+                return
+            if any(member.is_asked for member in group.members):
+                self.save_and_leave(process)
                 return
         process.phase = ReplicaPhase.WAITING
         self.say(process)
@@ -404,8 +420,9 @@ class World:
         if not holders and not takes_over:
             raise BrokenRuleError(f"{key} has no state")
         group = Group(key, members, max((member.step for member in holders), default=0))
-        known = {r.name for r in self.disk.living() if not r.signal}
+        known = {r.name for r in self.disk.living() if r.signal != 9}
         others = [p for p in self.processes() if p.has_state and p not in members and p.name in known]
+        others = [p for p in others if p.name not in self.saved]
         ahead = [p.name for p in others if p.step > group.step and not isinstance(p.newest, Leave)]
         if holders and ahead and not self.has_finished:
             raise BrokenRuleError(f"{key} goes back to step {group.step}, behind {ahead}")
@@ -425,7 +442,7 @@ class World:
             self.say(member)
 
     def step(self, group: Group) -> None:
-        """All of them finish one, and switch if all know of the same next generation."""
+        """All of them finish one; leave if one was asked to, and switch if all know of the same next generation."""
         strays = [m.name for m in group.members if self.is_stray(m)]
         if not strays:
             if group.key < self.stepped_at:
@@ -440,6 +457,10 @@ class World:
         group.has_stepped = True
         if group.step >= self.num_steps:
             self.finish(group.members)
+            return
+        if any(member.is_asked for member in group.members):
+            for member in group.members:
+                self.save_and_leave(member)
             return
         keys = {member.key for member in group.members}
         if len(keys) == 1 and keys.pop() > group.key:
@@ -484,6 +505,9 @@ class World:
         if self.is_stray(process) or self.has_finished or isinstance(process.newest, Leave):
             return
         run = self.disk
+        is_busy = process.last_code is None and process.phase is not ReplicaPhase.STARTING
+        if self.must_save and is_busy and order.signal == 9:
+            raise BrokenRuleError(f"{order} comes before it has saved step {process.step}: {self.describe()}")
         known = run.find(process.name)
         if known in run.leavers and known.is_asked:
             return  # nobody is left to leave to; it was given the time to save
@@ -526,6 +550,8 @@ class World:
                     raise BrokenRuleError(f"{event} although replicas live: {[p.name for p in mine]}")
                 if isinstance(event, JobFinished) and not self.has_finished:
                     raise BrokenRuleError(f"{event} although nobody has finished")
+                if isinstance(event, JobFailed) and {r.name for r in run.leavers} & self.saved & self.told_of_end:
+                    raise BrokenRuleError(f"{event} although a leaver has saved")
                 if isinstance(event, JobFailed) and self.unanswered_stop:
                     raise BrokenRuleError(f"{event} although it was told to stop")
                 self.unanswered_stop = 0
@@ -558,14 +584,31 @@ class World:
         while self.gather():
             has_acted = True
         for group in self.groups():
-            if group.can_step and (self.num_steps < 1000 or not group.has_stepped or self.is_to_switch(group)):
+            if group.can_step and (self.num_steps < 1000 or not group.has_stepped or self.is_to_end(group)):
                 self.step(group)
                 has_acted = True
         return has_acted
 
-    def is_to_switch(self, group: Group) -> bool:
+    def is_to_end(self, group: Group) -> bool:
         keys = {member.key for member in group.members}
-        return len(keys) == 1 and keys.pop() > group.key
+        return any(member.is_asked for member in group.members) or (len(keys) == 1 and keys.pop() > group.key)
+
+    def settle_saved(self) -> None:
+        """Until it is over; whoever can save does."""
+        self.must_save = not (self.has_lost_request or self.has_finished)
+        names = {member.name for member in self.disk.members}
+        able = [
+            process.name
+            for process in self.processes()
+            if process.has_state
+            and process.phase is not ReplicaPhase.STARTING
+            and process.last_code is None
+            and not self.is_stray(process)
+            and (process.name in names or process.offers)
+        ]
+        self.settle()
+        if self.must_save and able and not (self.saved or self.has_finished):
+            raise BrokenRuleError(f"{able} have not saved")
 
     def settle(self) -> None:
         """Until it trains in peace or is over."""

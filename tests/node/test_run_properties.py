@@ -40,11 +40,20 @@ MOVES = {
     "restart home with another store": 1,
     "rest": 2,
 }
+RARE = ("fail", "break group", "cut link", "crash node", "link", "restart home", "restart home with another store")
 moves = st.lists(
     st.tuples(st.sampled_from([name for name, weight in MOVES.items() for _ in range(weight)]), st.integers(0, 2**16)),
     max_size=80,
 )
 allocations = st.dictionaries(st.sampled_from("abc"), st.integers(1, 2), min_size=1).map(Allocation.of)
+# While a job saves and leaves, which it has a minute for.
+late_moves = st.lists(
+    st.tuples(
+        st.sampled_from([*("news", "order", "replica", "replica", "step", "kill", "gather", "rest"), *RARE]),
+        st.integers(0, 2**16),
+    ),
+    max_size=20,
+)
 
 
 def make_move(world: World, move: str, pick: int) -> None:
@@ -109,3 +118,42 @@ def test_a_run_survives_whatever_happens(
     for move, pick in script:
         make_move(world, move, pick)
     world.settle()
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    allocation=allocations,
+    target=st.none() | allocations,
+    num_acts=st.integers(0, 5),
+    num_moves=st.integers(0, 20),
+    is_stopped=st.booleans(),
+    script=late_moves,
+)
+def test_what_can_be_saved_is_saved(
+    allocation: Allocation,
+    target: Allocation | None,
+    num_acts: int,
+    num_moves: int,
+    is_stopped: bool,
+    script: list[tuple[str, int]],
+) -> None:
+    """A stop comes, or all members are lost, as a job trains or is resized; and that is not all."""
+    world = World(10**6)
+    world.start(allocation)
+    world.settle()
+    if target is not None:
+        world.resize(target, in_place=True)
+    for _ in range(num_acts):
+        world.act()
+    for pick in range(num_moves):
+        make_move(world, ("order", "replica", "news", "gather")[pick % 4], pick // 4)
+    if is_stopped:
+        world.stop(StopReason.PREEMPTED)
+    else:
+        members = {member.name for member in world.disk.members}
+        for process in [process for process in world.processes() if process.name in members]:
+            world.end(process, -9)
+    for move, pick in script:
+        make_move(world, move, pick)
+    world.settle_saved()
+    assert world.run.is_over

@@ -11,6 +11,7 @@ Alone and under torchrun there is no daemon: the members stay, and a lost one is
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -370,9 +371,9 @@ class Membership:
         if not own.has_state:
             self._sums, self._last_sum = furthest.sums, list(furthest.last_sum)
             if join.is_repair and furthest.has_state and not furthest.is_inside:
-                raise LoopMisuse(
-                    "a replica was lost while the others were between two loops over the loader, where nobody can join",
-                    "Nothing to do: they train on, and the next resize brings new replicas",
+                sys.exit(
+                    "pollux: replicas were lost while the others were between two loops over the loader, where nobody"
+                    " can join them. This one ends; they train on, and the next resize brings others."
                 )
         if not furthest.has_state:
             return None, False  # nobody has any: they have all just started

@@ -69,11 +69,6 @@ class Card:
     is_inside: bool = False
     """Whether its script is in the loop over the loader."""
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Grows as it trains."""
-        return self.step, self.sums
-
 
 class GroupSockets:
     """The TCP connections that a process group opens, from a moment before it is made until `seal`.

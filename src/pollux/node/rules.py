@@ -157,7 +157,8 @@ class Rules:
         """
         run = self.run
         may_save = any(member.signal == 15 and not member.is_gone for member in run.members)
-        if run.is_over or (run.is_closing and not may_save):
+        have_saved = all(member.is_gone or member.phase is ReplicaPhase.LEAVING for member in run.members)
+        if run.is_over or (run.is_closing and (have_saved or not may_save)):
             return False
         # Without a leaver those that stay cannot agree on the step to switch at.
         group = run.members if run.trains else (*run.members, *run.leavers)
