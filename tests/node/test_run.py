@@ -512,11 +512,38 @@ def test_a_state_that_nobody_shows_after_a_loss_is_lost(switch: Home) -> None:
     assert switch.events() == [JobFailed("job", 2, "replica 1-1 on node a ended by signal 9", -9)]
 
 
-def test_leavers_may_save_when_nobody_is_left_to_leave_to(pair: Home) -> None:
+def test_the_first_leaver_saves_when_nobody_is_left_to_leave_to(pair: Home) -> None:
     pair.resize(2, gpus(a=1))
     pair.taken()
     pair.end("1-1", -9)
-    assert pair.killed() == [("1-2", 15)]
+    assert pair.taken() == [
+        TellReplica("b", "1-2", Leave("job", 2, 1, "home:1", hands_over=True)),
+        KillReplica("b", "1-2", 15),
+    ]
+    pair.end("1-2", 143)
+    assert pair.events() == [JobStopped("job", 2)]  # and can go on from there
+
+
+def test_a_leaver_that_hands_over_saves_when_all_newcomers_are_lost(pair: Home) -> None:
+    pair.resize(2, gpus(c=1))
+    pair.say("2-3", READY, (2, 0), has_state=False)
+    pair.taken()
+    pair.end("2-3", 1)
+    assert pair.killed() == [("1-1", 15), ("1-2", 15)]
+    pair.end("1-1", -9)
+    assert pair.told() == {"1-2": Leave("job", 2, 1, "home:1", hands_over=True)}
+    pair.end("1-2", 143)
+    assert pair.events() == [JobStopped("job", 2)]
+
+
+def test_a_job_whose_leavers_could_not_save_has_failed(pair: Home) -> None:
+    pair.resize(2, gpus(c=1))
+    pair.say("2-3", READY, (2, 0), has_state=False)
+    pair.end("2-3", 1)
+    pair.wait(OPTIONS.stop_timeout_s)
+    pair.end("1-1", -9)
+    pair.end("1-2", -9)
+    assert pair.events() == [JobFailed("job", 2, "replica 2-3 on node c ended with exit code 1", 1)]
 
 
 # Ends
@@ -606,13 +633,86 @@ def test_a_stop_in_the_middle_of_a_switch_ends_everybody(switch: Home) -> None:
     assert switch.events() == [JobStopped("job", 2)]
 
 
-def test_no_repair_is_made_while_a_job_stops(pair: Home) -> None:
+def test_survivors_of_a_loss_gather_to_save_while_a_job_stops(home: Home) -> None:
+    home.start(1, gpus(a=2, b=1))
+    home.train((1, 0), "1-1", "1-2", "1-3")
+    home.stop(1)
+    home.taken()
+    home.end("1-1", -9)
+    assert home.taken() == [
+        TellReplica("a", "1-2", join(1, 1, 0, 2, 2, is_repair=True)),
+        TellReplica("b", "1-3", join(1, 1, 1, 2, 2, is_repair=True)),
+    ]
+    home.train((1, 1), "1-2", "1-3")
+    home.end("1-2", 143)
+    home.end("1-3", 143)
+    assert home.events() == [JobStopped("job", 1)]
+
+
+def test_a_newcomer_that_dies_of_the_stop_while_it_joins_is_done_without(switch: Home) -> None:
+    switch.stop(2)
+    switch.taken()
+    switch.end("2-3", -15)
+    assert switch.told()["1-1"] == join(2, 1, 0, 1, 1, is_repair=True)
+
+
+def test_one_that_was_out_of_reach_is_asked_to_save_once_it_is_back(home: Home) -> None:
+    home.start(1, gpus(a=1, b=1))
+    home.train((1, 0), "1-1", "1-2")
+    home.do(home.run.node_gone, "b")
+    home.stop(1)
+    home.end("1-1", -9)
+    home.taken()
+    home.do(home.run.node_back, "b", [home.last["1-2"]])
+    assert home.taken() == [
+        TellReplica("b", "1-2", join(1, 1, 0, 1, 1, is_repair=True)),
+        KillReplica("b", "1-2", 15),
+    ]
+
+
+def test_those_that_have_saved_do_not_gather_again(pair: Home) -> None:
     pair.stop(1)
+    pair.taken()
+    pair.say("1-2", LEAVING, (1, 0))
+    pair.end("1-1", -6)
+    pair.wait(2 * OPTIONS.repair_grace_s)
+    assert pair.taken() == []
+
+
+def test_one_that_gathers_with_a_member_that_has_saved_gathers_alone(home: Home) -> None:
+    home.start(1, gpus(a=3))
+    home.train((1, 0), "1-1", "1-2", "1-3")
+    home.stop(1)
+    home.end("1-3", -9)
+    home.say("1-1", JOINING, (1, 1))
+    home.end("1-2", 143)
+    home.taken()
+    home.wait(OPTIONS.repair_grace_s)
+    assert home.told() == {"1-1": join(1, 2, 0, 1, 1, is_repair=True)}
+
+
+def test_no_repair_is_made_for_what_need_not_save(pair: Home) -> None:
+    pair.stop(1, StopReason.CANCELLED)
     pair.taken()
     pair.end("1-1", -9)
     pair.say("1-2", WAITING, (1, 0))
     pair.wait(2 * OPTIONS.repair_grace_s)
     assert pair.taken() == []
+
+
+def test_newcomers_that_wait_for_a_leaver_that_has_saved_instead_are_killed(pair: Home) -> None:
+    pair.resize(2, gpus(c=1))
+    pair.say("2-3", READY, (2, 0), has_state=False)
+    pair.say("2-3", JOINING, (2, 0), has_state=False)
+    pair.stop(2)
+    pair.end("1-1", 143)
+    pair.end("1-2", 0)
+    pair.taken()
+    pair.wait(OPTIONS.repair_grace_s)
+    pair.wait(OPTIONS.repair_grace_s)
+    assert pair.killed() == [("2-3", 9)]
+    pair.end("2-3", -9)
+    assert pair.events() == [JobStopped("job", 2)]
 
 
 def test_every_stop_is_answered_even_if_nothing_runs(home: Home) -> None:
@@ -644,6 +744,7 @@ def test_a_resize_that_is_not_in_place_saves_ends_and_starts(pair: Home) -> None
     pair.resize(2, gpus(a=1), in_place=False)
     assert pair.killed() == [("1-1", 15), ("1-2", 15)]
     assert pair.run.phase is RunPhase.RESTARTING
+    pair.say("1-2", LEAVING, (1, 0))
     pair.end("1-1", -6)
     pair.end("1-2", 143)
     assert pair.taken() == [SpawnOn("a", 2, (Seat("2-3", 0, 1, 1, False),))]
