@@ -16,6 +16,8 @@ from pollux.core import GenerationAbandoned, JobFailed, JobFinished, ReplicasRea
 SCRIPT = Path(__file__).with_name("fault_points.py")
 SAMPLES = 640
 PASSES = 3
+LONG = ("--passes", 1, "--batch", 4, "--step-s", 0.02)
+"""For changes: between two passes newcomers that lose a member end, as nobody can join there."""
 
 
 def begin(trial: Trials, replicas: int, faults: str, *arguments: object, saves: bool = False) -> Trial:
@@ -23,19 +25,19 @@ def begin(trial: Trials, replicas: int, faults: str, *arguments: object, saves: 
     return made.start(replicas, waits=False)
 
 
-def check_end(made: Trial, survivors: int) -> None:
+def check_end(made: Trial, survivors: int, passes: int = PASSES) -> None:
     """The job ends well with so many replicas, which have all done the same, and each sample once in each pass."""
     event = made.cluster.wait_end(made.job, made.generation, PATIENCE_S)
     results = made.results()
     assert isinstance(event, JobFinished), f"{event}\n{made.logs()}"
     assert len(results) == survivors, made.logs()
     for result in results.values():
-        assert {round(count, 6) for count in result["uses"]} == {PASSES}
+        assert {round(count, 6) for count in result["uses"]} == {passes}
         at = (0, 0)
         for index, start, stop in result["steps"]:
             assert (index, start) == at
             at = (index, stop) if stop < SAMPLES else (index + 1, 0)
-        assert at == (PASSES, 0)
+        assert at == (passes, 0)
     assert len({tuple(result["weights"]) for result in results.values()}) == 1
 
 
@@ -67,42 +69,42 @@ def test_the_one_that_saves_is_killed_while_it_does(trial):
     ],
 )
 def test_members_are_killed_while_the_job_grows(trial, faults, survivors):
-    made = begin(trial, 2, faults, "--step-s", 0.01)
+    made = begin(trial, 2, faults, *LONG)
     made.wait(1)
     made.resize(4, waits=False)
     assert isinstance(made.wait(), ReplicasReady)
     made.tell("hurry")
-    check_end(made, survivors)
+    check_end(made, survivors, passes=1)
 
 
 def test_a_newcomer_is_killed_before_it_is_ready(trial):
-    made = begin(trial, 2, "ready:2-3:1", "--step-s", 0.01)
+    made = begin(trial, 2, "ready:2-3:1", *LONG)
     made.wait(1)
     made.resize(3, waits=False)
     assert isinstance(made.wait(), GenerationAbandoned)
     made.resize(3)
     made.tell("hurry")
-    check_end(made, 3)
+    check_end(made, 3, passes=1)
 
 
 @pytest.mark.parametrize(("faults", "survivors"), [("go:1-3:1", 2), ("switch:1-1:1", 1)])
 def test_one_is_killed_while_the_job_shrinks(trial, faults, survivors):
-    made = begin(trial, 3, faults, "--step-s", 0.01)
+    made = begin(trial, 3, faults, *LONG)
     made.wait(1)
     made.resize(2, waits=False)
     assert isinstance(made.wait(), ReplicasReady)
     made.tell("hurry")
-    check_end(made, survivors)
+    check_end(made, survivors, passes=1)
 
 
 @pytest.mark.parametrize("faults", ["join:2-4:1", "gathered:2-3:1"])
 def test_one_that_takes_over_on_another_node_is_killed(trial, faults):
-    made = begin(trial, 2, faults, "--step-s", 0.01)
+    made = begin(trial, 2, faults, *LONG)
     made.wait(1)
     made.resize(on(n1=2), waits=False)
     assert isinstance(made.wait(), ReplicasReady)
     made.tell("hurry")
-    check_end(made, 1)
+    check_end(made, 1, passes=1)
 
 
 def test_all_are_killed_and_the_next_generation_goes_on_from_the_checkpoint(trial, cluster):

@@ -264,8 +264,8 @@ class Rendezvous:
 
     def _connect(self, join: Join, backend: str, timeout_s: float) -> ProcessGroup:
         store = dist.PrefixStore(_key(join, "group"), self._groups_store)  # type: ignore[attr-defined]
-        # torch names a group by how many this process has made since the last one was destroyed, those that failed among
-        # them, and members look for each other under that name.
+        # torch names a group by how many this process has made since the last one was destroyed, those that failed
+        # among them, and members look for each other under that name.
         dist.distributed_c10d._world.group_count = 0
         timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
         dist.init_process_group(backend, store=store, rank=join.rank, world_size=join.size, timeout=timeout)

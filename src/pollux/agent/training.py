@@ -214,11 +214,21 @@ class Training:
         leave, stop, pending = self._membership.sum(told).tolist()
         loop.is_stopped = stop > 0
         if leave > 0:
-            self._leave()
+            self._leave_surely()
         # After a repair in the sum the answer is about other members.
         is_same = self._membership.place == place
         if is_same and pending == self._replicas.size and self._membership.is_pending:
             self.regroup(is_planned=True)
+
+    def _leave_surely(self) -> NoReturn:
+        """Also if members are lost in it."""
+        while True:
+            try:
+                self._leave()
+            except RuntimeError as error:
+                if not self._membership.is_loss(error):
+                    raise
+            self.regroup(is_planned=False)
 
     def _leave(self) -> NoReturn:
         made = self._parts
@@ -305,7 +315,8 @@ class Training:
             averages = self._state.merged_averages or self._averages.state_dict()
             self._parts.saver.save(self._state.step, self._state.parts(averages), self._state.facts(), wait=True)
         self._close()
-        raise SystemExit(EXIT_CODE if self._leave_asked else 0)
+        # This code says that it was asked to save and did.
+        raise SystemExit(EXIT_CODE if left.has_state_to_save else 0)
 
     def _keep_random(self) -> None:
         """The loader is about to be iterated anew, which draws: go on from the same as those who join here."""
