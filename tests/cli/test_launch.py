@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pollux.cli import launch as cli_launch
 from pollux.cli import tending
 from pollux.cli.main import app
 from pollux.cli.replica_output import ReplicaOutput
 from pollux.errors import PolluxError
 from pollux.node import daemon as node_daemon
 from pollux.node import launching
+from pollux.node.folder import StateFolder
 from pollux.node.launched import Launched
 from pollux.node.launching import LocalCluster
 from pollux.wire.nodes import Launch, ReplicaHere
@@ -34,6 +36,7 @@ def home(monkeypatch):
     path = Path(tempfile.mkdtemp(prefix="launch-", dir="/tmp"))
     monkeypatch.setenv("POLLUX_HOME", str(path))
     monkeypatch.setattr(launching, "COMMAND", (sys.executable, str(FAKE)))
+    monkeypatch.setattr(cli_launch, "find_spec", lambda name: name)  # torch is not needed here
     monkeypatch.setattr(tending, "FIRST_PAUSE_S", 0.01)
     yield path
     shutil.rmtree(path)
@@ -73,6 +76,7 @@ class TestLaunch:
         assert result.exit_code == 0, result.output
         assert result.stdout == "1-1 begins finish --lr 0.1\n[1-2] 1-2 begins finish --lr 0.1\n"
         assert "train: 2 replicas train after" in result.stderr
+        assert result.stderr.startswith("train: starting 2 replicas; logs in /")
         assert result.stderr.endswith("train: finished.\n")
 
     def test_options_before_the_script_are_checked(self, script):
@@ -121,7 +125,9 @@ class TestLaunch:
     def test_a_crash_loop_ends_with_the_reason_and_the_jobs_exit_code(self, script):
         result = runner.invoke(app, ["launch", "--retries", "1", script, "fail:9"])
         assert result.exit_code == 3
-        assert "failed for the second time: replica 2-1 ended with exit code 3." in result.stderr
+        words = "failed for the second time: replica 2-1 ended with exit code 3. Its log: /x/2-1.log."
+        assert words in result.stderr
+        assert "Boom" not in result.stderr
 
     def test_a_script_that_fails_before_its_first_step_is_not_tried_again(self, script):
         result = runner.invoke(app, ["launch", script, "break"])
@@ -133,12 +139,42 @@ class TestLaunch:
         result = runner.invoke(app, ["launch", "--retries", "2", script, "break"])
         assert "failed for the third time" in result.stderr
 
-    def test_ctrl_c_lets_the_job_save_and_stop(self, script, home):
+    @pytest.mark.parametrize(
+        ("plan", "words"),
+        [
+            ("train:save", "saved and stopped. Go on: pollux launch --name train"),
+            ("train", "stopped; nothing is saved."),
+            ("train:late", "did not save within 60 s and was killed; nothing is saved."),
+        ],
+    )
+    def test_ctrl_c_lets_the_job_save_and_stop(self, script, home, plan, words):
         thread = when_it_trains(home / "launch", "train", lambda: os.kill(os.getpid(), signal.SIGINT))
-        result = runner.invoke(app, ["launch", script, "train"])
+        result = runner.invoke(app, ["launch", script, plan])
         thread.join()
         assert result.exit_code == 130
-        assert "train: saved and stopped. Go on: pollux launch --name train" in result.stderr
+        assert "train: saving; Ctrl-C again kills." in result.stderr
+        assert f"train: {words}" in result.stderr
+
+    def test_a_checkpoint_of_an_earlier_run_is_not_taken_for_a_new_one(self, script, home):
+        (home / "launch" / "mine" / "checkpoints" / "checkpoint-000007-step-9").mkdir(parents=True)
+        thread = when_it_trains(home / "launch", "mine", lambda: os.kill(os.getpid(), signal.SIGINT))
+        result = runner.invoke(app, ["launch", "--name", "mine", script, "train"])
+        thread.join()
+        assert "mine: stopped; nothing new is saved. Go on: pollux launch --name mine" in result.stderr
+
+    def test_without_torch_it_says_how_to_get_it(self, script, monkeypatch):
+        monkeypatch.setattr(cli_launch, "find_spec", lambda name: None)
+        result = runner.invoke(app, ["launch", script, "train"])
+        assert result.exit_code == 1
+        assert "needs the package 'torch'. Install it with: pip install 'pollux[torch]'." in result.stderr
+
+    @pytest.mark.parametrize("options", [[], ["--name", "mine"]])
+    def test_a_folder_that_is_none_is_named(self, script, home, options):
+        (home / "file").touch()
+        result = runner.invoke(app, ["launch", "--dir", str(home / "file"), *options, script, "train"])
+        assert result.exit_code == 2
+        assert "--dir = " in result.stderr
+        assert "Give one that you may write to, or set POLLUX_HOME." in result.stderr
 
     def test_a_name_that_runs_is_refused_with_what_to_do(self, script, home):
         with LocalCluster(home / "launch" / "mine"):
@@ -248,6 +284,20 @@ class TestResize:
         assert result.exit_code == 1
         assert "train is ended" in result.stderr
 
+    def test_one_that_is_still_starting_says_so(self, home):
+        state = StateFolder(home / "launch" / "train")
+        state.lock()
+        result = runner.invoke(app, ["resize", "train", "4"])
+        state.close()
+        assert result.exit_code == 1
+        assert "train is still starting: try again in a few seconds." in result.stderr
+
+    @pytest.mark.usefixtures("cluster")
+    def test_a_restart_says_why(self):
+        result = runner.invoke(app, ["resize", "train", "6"])
+        assert result.exit_code == 0
+        assert "train: its code has changed: it saves and starts anew." in result.stderr
+
     def test_a_launch_that_is_over_says_how_to_start_it_again(self, home):
         (home / "launch" / "train").mkdir(parents=True)
         result = runner.invoke(app, ["resize", "train", "4"])
@@ -330,6 +380,13 @@ class TestNode:
         (folder, node, host, port, slots, options, token_file) = served[0]
         assert (folder, node, host, port, slots) == (home / "d", "a", "0.0.0.0", 7, 3)
         assert (options.is_ephemeral, options.hang_after_s, token_file) == (True, 5.0, home / "t")
+
+    @pytest.mark.parametrize("name", ["a b/c", "..", "a,b"])
+    def test_an_impossible_name_is_wrong_input(self, served, name):
+        result = runner.invoke(app, ["node", "--node", name])
+        assert result.exit_code == 2
+        assert "--node = " in result.stderr
+        assert not served
 
     def test_silence_must_be_longer_than_a_heartbeat(self, served):
         result = runner.invoke(app, ["node", "--hang-after", "1", "--heartbeat", "2"])

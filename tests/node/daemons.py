@@ -17,7 +17,7 @@ from typing import Any
 from pollux.core import FrozenMap, JobId, NodeId, Progress
 from pollux.errors import Permanent
 from pollux.node.daemon import Daemon, DaemonOptions
-from pollux.node.keeper_client import Child, KeeperClient
+from pollux.node.keeper_client import Child, KeeperClient, NoKeeper
 from pollux.node.run import RunOptions
 from pollux.wire import AgentReport, BatchSetting, RunState
 from pollux.wire.frames import Channel, ask
@@ -49,14 +49,15 @@ class FakeKeeper(KeeperClient):
         self.forgotten: list[str] = []
         self.num_stores = 0
         self.is_broken = False
+        self.is_lost = False
+        self.has_ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def connect(self, folder, *, preload=None, timeout_s=0.0) -> None:
         self._loop = asyncio.get_running_loop()
 
     async def spawn(self, tag, launch, environment, log) -> int:
-        if self.is_broken:
-            raise Permanent("The keeper has a bad day.")
+        self._check()
         if tag not in self.processes:
             log.write_text("first\nsecond\n\nRuntimeError: it broke\n")
             self.environments[tag] = environment
@@ -74,7 +75,14 @@ class FakeKeeper(KeeperClient):
     def end(self, tag: str, number: int = signal.SIGKILL) -> None:
         self.processes[tag].send_signal(number)
 
+    def _check(self) -> None:
+        if self.is_broken:
+            raise Permanent("The keeper has a bad day.")
+        if self.is_lost:
+            raise NoKeeper("The keeper is gone.", 1.0)
+
     async def host_store(self, job, host="") -> tuple[int, int]:
+        self._check()
         if job not in self.stores:
             self.num_stores += 1
             self.stores[job] = subprocess.Popen(["sleep", "1000"]), 1000 + self.num_stores
@@ -101,6 +109,7 @@ class FakeKeeper(KeeperClient):
 
     async def close(self, *, end, grace_s=0.0) -> None:
         self._loop = None
+        self.has_ended = end
         if end:
             self.kill_all()
 

@@ -1,13 +1,15 @@
 """A daemon without replicas, run as a process of its own: takes the options of `pollux node`, and does as it is told.
 
-The first argument of a job's script says how it goes: `train` until it is stopped, `finish`, `break` before its first
+The first argument of a job's script says how it goes: `train` until it is stopped (`train:save`: it saves then;
+`train:late`: it is killed), `finish`, `break` before its first
 step, or `fail:K`, which fails K times after training and then finishes.
-A resize to 7 replicas is given up.
+A resize to 7 replicas is given up, one to 6 starts the job anew.
 """
 
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -90,13 +92,22 @@ class Fake:
             case ListReplicas():
                 return ReplicaList(tuple(self.replicas.values()))
             case StopRun():
+                if self.launch.arguments[0] == "train:save":
+                    (Path(self.launch.checkpoint_dir) / "checkpoint-000001-step-5").mkdir()
+                if self.launch.arguments[0] == "train:late":
+                    for here in self.replicas.values():
+                        late = dataclasses.replace(here, exit_code=-9)
+                        self.tell(ReplicaNews(self.launch.job, options.node, late))
                 self.phase = RunPhase.ENDED
                 self.tell(RunNews(time.time(), JobStopped(request.job, request.generation)))
                 return Done()
         if request.generation <= self.issued:
             return Refused("stale", is_stale=True, generation=self.issued)
         self.issued = request.generation
-        asyncio.get_running_loop().call_later(0.05, self.change, request)
+        is_anew = isinstance(request, ResizeRun) and request.allocation.num_gpus == 6
+        if is_anew:
+            self.phase = RunPhase.RESTARTING
+        asyncio.get_running_loop().call_later(1.0 if is_anew else 0.05, self.change, request)
         if isinstance(request, RunJob):
             self.launch, self.phase = request.launch, RunPhase.STARTING
         return Done()
@@ -114,7 +125,8 @@ class Fake:
             self.happened(ReplicasReady(job, generation))
         if plan == "break" or (plan == "fail" and generation <= int(count)):
             self.end()
-            self.happened(JobFailed(job, generation, f"replica {generation}-1 ended with exit code 3", 3))
+            reason = f"replica {generation}-1 ended with exit code 3. Last lines of /x/{generation}-1.log: Boom: no"
+            self.happened(JobFailed(job, generation, reason, 3))
         elif plan in ("finish", "fail"):
             self.end()
             self.happened(JobFinished(job, generation))

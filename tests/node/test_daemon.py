@@ -424,6 +424,11 @@ class TestTheFolder:
         with pytest.raises(InvalidSpec, match="too long"):
             StateFolder(folder / ("x" * 100))
 
+    def test_has_to_be_a_folder(self, folder):
+        (folder / "file").touch()
+        with pytest.raises(InvalidSpec, match=r"--dir = .*Not a directory.*POLLUX_HOME"):
+            StateFolder(folder / "file" / "node")
+
     def test_a_token_file_that_holds_none_is_refused(self, folder):
         for text in (None, "short", "é" * 30):
             path = folder / "t"

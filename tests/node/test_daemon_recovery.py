@@ -13,15 +13,18 @@ import pytest
 
 from pollux.core import Allocation, FrozenMap, JobFailed, JobStopped, ReplicaLost, ReplicasReady, StopReason
 from pollux.errors import PolluxError
+from pollux.node import home
 from pollux.node.folder import StateFolder
 from pollux.node.hosted import began_at
 from pollux.wire.frames import Channel, ask
 from pollux.wire.nodes import (
     DescribeNode,
     Done,
+    Kill,
     ListReplicas,
     ListRuns,
     NodeNews,
+    ResizeRun,
     RunJob,
     RunNews,
     RunPhase,
@@ -172,6 +175,66 @@ class TestSuccessors:
         until(lambda: node.keeper.num_stores == 2)
         node.keeper.end(f"j/{first.replica}")
         assert second.hears().store == "127.0.0.1:1002"
+
+    @pytest.mark.parametrize("problem", ["is_lost", "is_broken"])
+    def test_it_gets_one_as_soon_as_that_is_possible(self, nodes, folder, monkeypatch, problem):
+        monkeypatch.setattr(home, "STORE_PAUSE_S", 0.05)
+        node = nodes()
+        first, second = train(node, folder)
+        setattr(node.keeper, problem, True)
+        node.keeper.end_store("j")
+        node.keeper.end(f"j/{first.replica}")
+        until(lambda: node.replicas()[first.replica].exit_code)
+        assert phase(node) is RunPhase.REPAIRING  # requests are answered meanwhile
+        setattr(node.keeper, problem, False)
+        until(lambda: second.hears().store == "127.0.0.1:1002")
+
+    def test_a_stop_does_not_wait_for_it(self, nodes, folder):
+        node = nodes()
+        links = train(node, folder)
+        node.keeper.is_lost = True
+        node.keeper.end_store("j")
+        with node.watching("j") as watching:
+            node.ask(StopRun("j", 1, StopReason.CANCELLED))
+            assert watching.event(JobStopped)
+        node.keeper.is_lost = False
+        assert len(links) == 2
+
+
+class TestAKeeperThatIsReplaced:
+    def test_those_that_are_wanted_meanwhile_are_started_by_the_next_one(self, nodes, folder):
+        node = nodes()
+        train(node, folder)
+        node.keeper.is_lost = True
+        node.ask(ResizeRun("j", 2, on(a=3)))
+        until(lambda: len(node.replicas()) == 3)
+        node.keeper.is_lost = False
+        assert len(node.living(3)) == 3
+
+    def test_those_that_are_killed_meanwhile_have_ended(self, nodes, folder):
+        node = nodes()
+        node.keeper.is_lost = True
+        node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), "127.0.0.1:5"))
+        node.ask(Kill("j", "1-0", 9))
+        until(lambda: node.replicas()["1-0"].exit_code == -9)
+        assert not node.keeper.processes
+
+    def test_is_not_waited_for_for_ever(self, nodes, folder):
+        node = nodes(run=replace(QUICK, ready_timeout_s=0.2))
+        node.keeper.is_lost = True
+        node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), "127.0.0.1:5"))
+        until(lambda: node.replicas()["1-0"].exit_code == 255)
+
+    def test_ends_with_a_daemon_that_has_nothing_left(self, nodes, folder, caplog):
+        caplog.set_level("INFO")
+        node = nodes()
+        node.stop()
+        assert node.keeper.has_ended
+        assert "Node a ends." in caplog.text
+        train(node.start(), folder)
+        node.stop()
+        assert not node.keeper.has_ended
+        assert "Node a ends; 2 replicas train on." in caplog.text
 
 
 class TestOtherNodes:
@@ -380,7 +443,7 @@ class TestRealProcesses:
         pid = until(daemon.speaking)["x"].pid
         assert daemon.end(signal.SIGTERM) == 0
         assert began_at(pid) != 0
-        assert "live on" in (folder / "n" / "node.log").read_text()
+        assert "ends; 1 replica trains on" in (folder / "n" / "node.log").read_text()
         daemon = start()
         until(daemon.speaking)
         assert daemon.end(signal.SIGINT) == 0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +17,7 @@ import typer
 
 from pollux.cli import output
 from pollux.core import Allocation, GenerationAbandoned, JobId, NodeId, ReplicasReady
-from pollux.errors import InvalidInput, Permanent, UnknownName
+from pollux.errors import InvalidInput, MissingDependency, Permanent, UnknownName
 
 if TYPE_CHECKING:
     from pollux.node.launched import Launched
@@ -74,6 +78,8 @@ def launch(
 
     if not script.is_file():
         raise InvalidInput("SCRIPT", str(script), "no such file", "Name a Python script")
+    if find_spec("torch") is None:
+        raise MissingDependency("torch", f"Training with this Python ({sys.executable})", "torch")
     devices = visible_devices(os.environ)
     room = slots or slots_per_node(nodes, devices)
     if slots is None and not devices:
@@ -89,8 +95,11 @@ def launch(
         raise InvalidInput("--name", job, f"longer than {LONGEST_NAME} characters", "Use a shorter one")
 
     def start() -> LocalCluster:
+        with _naming("--checkpoint-dir" if checkpoint_dir else "--dir", saves_in):
+            saves_in.mkdir(parents=True, exist_ok=True)
+        some_node = "n0" if nodes == 1 else "n*"
+        output.note(f"{job}: starting {_count(replicas)}; logs in {where / job / some_node / 'jobs' / job / 'logs'}")
         cluster = LocalCluster(where / job, nodes, room)
-        saves_in.mkdir(parents=True, exist_ok=True)
         if has_checkpoint(saves_in):
             output.note(f"{job} goes on from its checkpoint in {saves_in}.")
         return cluster
@@ -132,6 +141,9 @@ def resize(
         _ = launched.news  # what happens right after the request must not be missed
         began_s = time.monotonic()
         answer["generation"] = generation = launched.resize(job, wanted)
+        now = launched.status(job)
+        if now is not None and now.phase is RunPhase.RESTARTING is not status.phase:
+            output.note(f"{job}: its code has changed: it saves and starts anew.")
         if not wait:
             _answer(as_json, answer, "asked", f"{change}, asked for as generation {generation}.")
             return
@@ -152,15 +164,27 @@ def resize(
 def _fresh_name(base: Path, stem: str) -> str:
     """One whose folder nobody has; makes that folder, so that nobody else takes it."""
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", stem).strip("-.")[: LONGEST_NAME - 6] or "job"
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for number in count(1):
-        name = stem if number == 1 else f"{stem}-{number}"
-        try:
-            (base / name).mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        return name
+    with _naming("--dir", base):
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in count(1):
+            name = stem if number == 1 else f"{stem}-{number}"
+            try:
+                (base / name).mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return name
     raise AssertionError("unreachable: numbers do not end")
+
+
+@contextmanager
+def _naming(option: str, folder: Path) -> Iterator[None]:
+    """Make folders inside; the option is named if that fails."""
+    try:
+        yield
+    except OSError as error:
+        default = ", or set POLLUX_HOME" if option == "--dir" else ""
+        problem = f"cannot be used as a folder ({error.strerror})"
+        raise InvalidInput(option, str(folder), problem, f"Give one that you may write to{default}") from None
 
 
 def _status(launched: Launched, job: str, base: Path) -> RunStatus:
@@ -169,6 +193,8 @@ def _status(launched: Launched, job: str, base: Path) -> RunStatus:
     from pollux.wire.nodes import RunPhase
 
     if not launched.folder.is_dir() or not launched.is_running:
+        if launched.is_held:
+            raise Permanent(f"{job} is still starting: try again in a few seconds.")
         running = list(launches_in(base))
         if job in running or not launched.folder.is_dir():
             raise UnknownName("JOB", job, running)
@@ -176,7 +202,7 @@ def _status(launched: Launched, job: str, base: Path) -> RunStatus:
         raise Permanent(f"{job} does not run. Start it again with pollux launch --name {job} ….{others}")
     status = launched.status(job)
     if status is None:
-        raise Permanent(f"{job} has not started yet. Try again in a moment.")
+        raise Permanent(f"{job} is still starting: try again in a few seconds.")
     if status.phase in (RunPhase.STOPPING, RunPhase.ENDED):
         raise Permanent(f"{job} is {status.phase}: nothing is left to resize.")
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -66,8 +67,10 @@ def node(
     if not 0 < heartbeat < hang_after:
         fix = "Give a positive --heartbeat, and several times as much to --hang-after"
         raise InvalidInput("--heartbeat", heartbeat, f"not between 0 and --hang-after = {hang_after:g} s", fix)
-    state = StateFolder(folder or pollux_home() / "node", token_file)
     here = name or socket.gethostname()
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}", here):
+        raise InvalidInput("--node", here, "cannot be the name of a node", "Use letters, digits, '-', '_' and '.'")
+    state = StateFolder(folder or pollux_home() / "node", token_file)
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
     run = RunOptions(ready_timeout_s=ready_timeout, node_timeout_s=node_timeout, stuck_timeout_s=stuck_timeout)
     options = DaemonOptions(heartbeat_s=heartbeat, hang_after_s=hang_after, is_ephemeral=ephemeral, run=run)

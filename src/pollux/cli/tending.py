@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -25,12 +26,15 @@ from pollux.core import (
     StopReason,
 )
 from pollux.errors import Permanent, PolluxError, Temporary
+from pollux.node.run import RunOptions
 from pollux.wire.nodes import Launch, NodeNews, ReplicaNews, RunNews
 
 if TYPE_CHECKING:
     from pollux.node.launching import LocalCluster
 
 LOOK_S = 0.05
+STOP_TIMEOUT_S = RunOptions().stop_timeout_s
+"""What its daemons give replicas to save; see `LocalCluster`."""
 DAEMONS_EVERY_S = 1.0
 MOST_DAEMON_STARTS = 5
 """A daemon that ends more often than that will not stay the next time either."""
@@ -40,7 +44,12 @@ LONGEST_PAUSE_S = 30.0
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether an agent has saved something there."""
-    return any(folder.glob("checkpoint-*"))
+    return bool(_checkpoints(folder))
+
+
+def _checkpoints(folder: Path) -> set[str]:
+    """Those that are complete, and were not found damaged."""
+    return {path.name for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+-step-\d+", path.name)}
 
 
 class Tending:
@@ -60,6 +69,10 @@ class Tending:
         self._num_daemon_starts = 0
         self._generation = 0
         self._has_trained = False
+        self._saved_before: set[str] = set()
+        """The checkpoints that were there when the job was told to stop."""
+        self._is_late = False
+        """It was killed, since it did not stop in time."""
         self._first_words_s: dict[int, float] = {}
         """When a generation was first heard of."""
 
@@ -111,6 +124,7 @@ class Tending:
         generation = here.generation if here.status is None else here.status.generation
         self._first_words_s.setdefault(generation, time.monotonic())
         is_missed = here.status is not None and here.status.has_state  # others end with a change that is given up
+        self._is_late |= here.exit_code == -signal.SIGKILL and self._answered == 1
         if here.exit_code and is_missed and not self._signals:
             how = f"was killed by signal {-here.exit_code}" if here.exit_code < 0 else f"ended with {here.exit_code}"
             self._say(f"replica {here.replica} {'hung and was killed' if news.is_hung else how}.")
@@ -159,10 +173,16 @@ class Tending:
         if not self._signals:
             self._say("stopped, and not by us.")
             return 1
-        if len(self._signals) > 1:
+        saved = _checkpoints(Path(self._program.checkpoint_dir))
+        go_on = f"Go on: pollux launch --name {self._job} …"
+        if self._answered > 1:
             self._say("killed.")
+        elif saved - self._saved_before:
+            self._say(f"saved and stopped. {go_on}")
         else:
-            self._say(f"saved and stopped. Go on: pollux launch --name {self._job} …")
+            how = f"did not save within {STOP_TIMEOUT_S:g} s and was killed" if self._is_late else "stopped"
+            what = f"nothing new is saved. {go_on}" if saved else "nothing is saved."
+            self._say(f"{how}; {what}")
         return 128 + self._signals[0]
 
     def _failed(self, cluster: LocalCluster, event: JobFailed) -> int | None:
@@ -170,20 +190,19 @@ class Tending:
         code = 1 if event.exit_code is None else event.exit_code
         code = 128 - code if code < 0 else code or 1
         if self._signals:
-            self._say(f"failed while it stopped: {_sentence(event.reason)}")
+            self._say(f"failed while it stopped: {_in_short(event.reason)}")
             return code
         self._num_failures += 1
         allowed = self._retries if self._retries is not None else self._usual_retries if self._has_trained else 0
         if self._num_failures > allowed:
             tries = "" if self._num_failures == 1 else f" for the {_ordinal(self._num_failures)} time"
-            self._say(f"failed{tries}: {_sentence(event.reason)}")
+            self._say(f"failed{tries}: {_in_short(event.reason)}")
             return code
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_failures - 1), LONGEST_PAUSE_S)
         folder = self._program.checkpoint_dir
         source = "from its checkpoint" if has_checkpoint(Path(folder)) else f"though {folder} holds no checkpoint"
         turn = f"try {self._num_failures} of {allowed}"
-        reason = event.reason.partition(" Last lines of ")[0]  # they have just been shown
-        self._say(f"failed: {_sentence(reason)} Starts again in {pause_s:g} s {source} ({turn}).")
+        self._say(f"failed: {_in_short(event.reason)} Starts again in {pause_s:g} s {source} ({turn}).")
         if self._pause(pause_s):
             return 128 + self._signals[0]
         self._output.forget_main()
@@ -204,13 +223,15 @@ class Tending:
         if len(self._signals) <= min(self._answered, 1):
             return
         is_first = self._answered == 0
+        if is_first:
+            self._saved_before = _checkpoints(Path(self._program.checkpoint_dir))
         try:
             cluster.stop(self._job, StopReason.PAUSED if is_first else StopReason.CANCELLED)
         except Temporary:
             return  # its daemon is just being started again
         self._answered += 1
         if is_first:
-            self._say("stops, and saves first. Once more Ctrl-C kills it.")
+            self._say("saving; Ctrl-C again kills.")
 
     def _look_after_daemons(self, cluster: LocalCluster) -> None:
         for daemon in cluster.daemons:
@@ -254,6 +275,13 @@ def _count(replicas: int) -> str:
 
 def _sentence(reason: str) -> str:
     return f"{reason.rstrip('. ') or 'nobody knows why'}."
+
+
+def _in_short(reason: str) -> str:
+    """Without the last lines of the log, which have just been shown: where it is will do."""
+    what, _, quote = reason.partition(" Last lines of ")
+    log, _, _ = quote.partition(": ")
+    return f"{_sentence(what)} Its log: {log}." if log else _sentence(what)
 
 
 def _ordinal(number: int) -> str:

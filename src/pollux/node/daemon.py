@@ -123,6 +123,7 @@ class Daemon:
             reached_at=reached_at,
             heartbeat_s=options.heartbeat_s,
             hang_after_s=options.hang_after_s,
+            keeper_timeout_s=options.run.ready_timeout_s,
         )
         home = Home(self.folder, self.node, hosting, watchers.publish, fingerprint, options.run)
         description = NodeDescription(self.node, os.getpid(), __version__, self._slots)
@@ -147,15 +148,20 @@ class Daemon:
                 log.info("All is ended: %d replicas, stores, and the keeper.", hosting.num_alive)
                 await home.stop_all(options.end_grace_s)
                 await hosting.end_all(options.end_grace_s)
-            elif hosting.num_alive:
-                log.info("%d replicas and their keeper live on; a daemon on this folder finds them.", hosting.num_alive)
+            num_alive = hosting.num_alive
+            is_idle = bool(self.address) and hosting.is_idle  # else it may not know yet what lives here
             for chore in chores:
                 chore.cancel()
             home.close()
             hosting.close()
             await server.close()
-            await keeper.close(end=self._ends_all)
+            await keeper.close(end=self._ends_all or is_idle)
             self.folder.leave(is_for_good=self._ends_all)
+            if num_alive:
+                who = "1 replica trains" if num_alive == 1 else f"{num_alive} replicas train"
+                log.info("Node %s ends; %s on. A daemon on this folder finds them.", self.node, who)
+            else:
+                log.info("Node %s ends.", self.node)
 
     async def _renew_keeper(self) -> None:
         """Replicas of the keeper that is gone live on: see `Hosting.orphan`."""

@@ -49,9 +49,14 @@ class StateFolder:
         self._lock: int | None = None
         parse_address(self.address)
         parse_address(f"unix:{self.path / 'keeper.sock'}")  # it is longer
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
-        self.token = _token(self.token_file, may_make=token_file is None)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self.token = _token(self.token_file, may_make=token_file is None)
+        except OSError as error:
+            fix = "Give one that you own and may write to, or set POLLUX_HOME"
+            problem = f"cannot be used as a folder ({error.strerror})"
+            raise InvalidSpec("--dir", str(self.path), problem, fix) from None
 
     @property
     def address(self) -> str:
@@ -108,6 +113,21 @@ class StateFolder:
         """The jobs that have left anything here."""
         for path in sorted((self.path / "jobs").glob("*/")):
             yield JobId(path.name)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds this lock file."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def write(path: Path, text: str, *, is_durable: bool = False) -> None:

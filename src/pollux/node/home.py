@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from pollux.core import Allocation, Event, GenerationAbandoned, JobId, JobStopped, NodeId, StopReason
-from pollux.errors import InvalidSpec, PolluxError
+from pollux.errors import InvalidSpec, PolluxError, Temporary
 from pollux.node.folder import StateFolder
 from pollux.node.homed import HomedJob, Surroundings
 from pollux.node.hosting import Hosting
@@ -27,6 +27,8 @@ from pollux.wire.nodes import (
 
 log = logging.getLogger(__name__)
 
+STORE_PAUSE_S = 1.0
+LONGEST_STORE_PAUSE_S = 30.0
 REMEMBERED_S = 24 * 3600.0
 """How long a job that has ended is found again by a daemon that starts."""
 
@@ -47,6 +49,8 @@ class Home:
         self._publish = publish
         self._fingerprint = fingerprint
         self._jobs: dict[JobId, HomedJob] = {}
+        self._searches: set[asyncio.Task[None]] = set()
+        """For stores of jobs that a daemon found without one."""
 
     # Requests
 
@@ -148,9 +152,7 @@ class Home:
         if homed is None or homed.run.is_over:
             return
         log.warning("Job %s: its store is lost, and gets a successor.", job)
-        async with homed.changing:
-            await self._set_store(homed)
-            homed.tick()
+        await self._find_store(homed)
 
     async def recover(self) -> None:
         """Go on with the jobs of the daemon before."""
@@ -170,20 +172,42 @@ class Home:
             self._jobs[job] = homed
             log.info("Job %s is found again: %s.", job, homed.run.phase)
             if not homed.run.is_over:
-                await self._set_store(homed)
+                try:
+                    homed.run.store = await self._around.hosting.host_store(job)
+                except PolluxError as error:
+                    log.error("Job %s has no store: %s", job, error)
+                    search = asyncio.create_task(self._find_store(homed))
+                    self._searches.add(search)
+                    search.add_done_callback(self._searches.discard)
             homed.find_nodes()
 
     def close(self) -> None:
+        for search in self._searches:
+            search.cancel()
         for homed in self._jobs.values():
             homed.close()
 
     # Inside
 
-    async def _set_store(self, homed: HomedJob) -> None:
-        try:
-            homed.run.store = await self._around.hosting.host_store(homed.job)
-        except PolluxError as error:  # what trains needs none until its members change
-            log.error("Job %s has no store: %s", homed.job, error)
+    async def _find_store(self, homed: HomedJob) -> None:
+        """However long it takes: what trains needs none until its members change. Requests are served meanwhile."""
+        pause_s = STORE_PAUSE_S
+        while not homed.run.is_over:
+            try:
+                store = await self._around.hosting.host_store(homed.job)
+            except PolluxError as error:
+                problem = error.args[0] if isinstance(error, Temporary) else error
+                log.error("Job %s has no store: %s Next try in %g s.", homed.job, problem, pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_STORE_PAUSE_S)
+                continue
+            async with homed.changing:
+                if homed.run.is_over:
+                    self._around.hosting.forget(homed.job)  # it came too late
+                else:
+                    homed.run.store = store
+                    homed.tick()
+            return
 
     def _announce(self, event: Event) -> None:
         log.info("%s", event)

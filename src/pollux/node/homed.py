@@ -237,7 +237,8 @@ class HomedJob:
         for node, here in self._failures:
             if here.exit_code == event.exit_code and node == self._around.node:
                 words = last_lines(Path(here.log), QUOTED_LINES)
-                return replace(event, reason=f"{event.reason} Last lines of {here.log}: {words}") if words else event
+                reason = f"{event.reason.rstrip('.')}. Last lines of {here.log}: {words}"
+                return replace(event, reason=reason) if words else event
         return event
 
 

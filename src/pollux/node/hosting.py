@@ -10,16 +10,16 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
 from pollux.node.folder import StateFolder
 from pollux.node.hosted import Hosted, Told, began_at, is_running, send_signal
-from pollux.node.keeper_client import Child
+from pollux.node.keeper_client import Child, NoKeeper
 from pollux.node.links import Links, hand
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire import AgentReport
@@ -28,6 +28,10 @@ from pollux.wire.replicas import Instruction, ReplicaPhase
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+LOOK_S = 0.1
+"""How often it is seen whether a new keeper is ready."""
 UNKNOWN_EXIT = 255
 """Said of a replica that never began, or ended where nobody saw how."""
 
@@ -59,7 +63,9 @@ class Hosting:
         reached_at: str,
         heartbeat_s: float = 1.0,
         hang_after_s: float = 15.0,
+        keeper_timeout_s: float = 300.0,
     ) -> None:
+        """`keeper_timeout_s`: how long to wait for another keeper when the one before is gone."""
         self._folder = folder
         self._node = node
         self._keeper = keeper
@@ -69,6 +75,7 @@ class Hosting:
         self._host = host
         self._reached_at = reached_at
         self._hang_after_s = hang_after_s
+        self._keeper_timeout_s = keeper_timeout_s
         self._told = Told(folder.address, str(folder.token_file), heartbeat_s)
         self._roster = Roster(folder)
         self.links = Links(self._roster, self._heard, on_report)
@@ -129,7 +136,7 @@ class Hosting:
         await self._forgotten(job)
         store = self._roster.stores.get(job)
         if store is None or not store.is_running:  # it may have outlived the keeper that it is from
-            pid, port = await self._keeper.host_store(job, self._host)
+            pid, port = await self._when_kept(lambda: self._keeper.host_store(job, self._host))
             store = self._roster.stores[job] = StoreHere(pid, began_at(pid), port)
             self._roster.save(job)
         return f"{self._reached_at}:{store.port}"
@@ -253,13 +260,25 @@ class Hosting:
     def num_alive(self) -> int:
         return len(self._roster.alive())
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing lives here: no replica, and no store, which may serve replicas elsewhere."""
+        return not self._roster.alive() and not self._roster.stores
+
     # Inside
 
     async def _start(self, hosted: Hosted, launch: Launch, variables: dict[str, str]) -> None:
         await self._forgotten(hosted.job)
         try:
             hosted.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            pid = await self._keeper.spawn(hosted.tag, launch, variables, hosted.log)
+            pid = await self._when_kept(
+                lambda: self._keeper.spawn(hosted.tag, launch, variables, hosted.log),
+                is_unwanted=lambda: bool(hosted.pending_signal),
+            )
+        except NoKeeper as error:
+            log.warning("%s is not started: %s", hosted.tag, error.args[0])
+            self._end(hosted, -hosted.pending_signal or UNKNOWN_EXIT)
+            return
         except (PolluxError, OSError) as error:
             log.error("%s cannot be started: %s", hosted.tag, error)
             self._end(hosted, UNKNOWN_EXIT)
@@ -273,6 +292,17 @@ class Hosting:
         if self._roster.find(hosted.job, hosted.replica) is hosted:
             self._roster.save(hosted.job)
             self._tell_news(hosted)
+
+    async def _when_kept(self, ask: Callable[[], Awaitable[T]], is_unwanted: Callable[[], bool] = lambda: False) -> T:
+        """Ask the keeper; while it is being replaced, wait for the next one. `NoKeeper` if none comes in time."""
+        until_s = time.monotonic() + self._keeper_timeout_s
+        while True:
+            try:
+                return await ask()
+            except NoKeeper:
+                if is_unwanted() or time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(LOOK_S)
 
     def _heard(self, hosted: Hosted) -> None:
         if not hosted.has_spoken:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
@@ -291,7 +292,7 @@ class Keeper:
                 del self._stores[job]
                 log.info("Job %s: its store, process %d, ended with %d.", job, pid, exit_code)
                 for answer in store.answers:
-                    answer({"error": f"The store of job {job} ended with {exit_code} before it served."})
+                    answer({"error": f"The store of job {job} ended with {exit_code} before it served. {_advice()}"})
                 self._tell({"event": "store_exit", "job": job, "pid": pid})
 
     def _tell_exit(self, replica: Replica) -> None:
@@ -354,6 +355,15 @@ def _run_store(host: str, report: socket.socket) -> None:
     detach(keep=report.fileno())
     os.chdir("/")
     entry(STORE)(host, report.detach())
+
+
+def _advice() -> str:
+    """What may help against a store that does not serve."""
+    if find_spec("torch") is None:
+        return (
+            f"The package 'torch' is not installed in {sys.executable}. Install it with: pip install 'pollux[torch]'."
+        )
+    return "See keeper.log in the folder of the node."
 
 
 def _has_children() -> bool:

@@ -46,8 +46,13 @@ class Child:
     exit_code: int | None
 
 
+class NoKeeper(Temporary):
+    """Nothing was asked: the keeper is gone, and another one is not ready yet."""
+
+
 class KeeperClient:
-    """All methods are for one event loop. Calls raise `Temporary` if the keeper is lost meanwhile: `connect` again.
+    """All methods are for one event loop. Calls raise `Temporary` if the keeper is lost meanwhile, and `NoKeeper` from
+    then on: `connect` again.
 
     `on_exit(tag, pid, exit_code)`, `on_store_exit(job, pid)` and `on_lost()` are called in the loop. A replica's end is
     told to the client that is connected when it happens; later ones find it in `children`.
@@ -190,7 +195,7 @@ class KeeperClient:
             self._problem = Permanent("Another daemon has taken the keeper over. End one of the two.")
             log.error("%s", self._problem)
         else:
-            self._problem = Temporary(f"The keeper, process {self.pid}, is gone.", 1.0)
+            self._problem = NoKeeper(f"The keeper, process {self.pid}, is gone.", 1.0)
         self._lose()
         _bury()
         if not is_replaced and not self._is_closing:
@@ -210,9 +215,12 @@ class KeeperClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        problem = self._problem
+        if isinstance(problem, NoKeeper):  # these were asked, and may even have been done
+            problem = Temporary(f"The keeper, process {self.pid}, was lost before it answered.", 1.0)
         for future in self._asked.values():
             if not future.done():
-                future.set_exception(self._problem)
+                future.set_exception(problem)
 
     async def _disconnect(self) -> None:
         writer = self._writer

@@ -28,7 +28,7 @@ from pollux.core import (
     StopReason,
 )
 from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
-from pollux.node.folder import StateFolder
+from pollux.node.folder import StateFolder, is_locked
 from pollux.node.news import Listener, News
 from pollux.wire.frames import ask
 from pollux.wire.nodes import (
@@ -120,6 +120,11 @@ class Launched:
         except (Temporary, Permanent, InvalidSpec):
             return False
         return True
+
+    @property
+    def is_held(self) -> bool:
+        """A launcher has the folder, be it that its daemons do not answer yet."""
+        return is_locked(self.folder / "lock")
 
     @property
     def slots(self) -> int:

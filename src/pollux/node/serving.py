@@ -72,7 +72,7 @@ class Watchers:
                 try:
                     watcher.peer.send(news)
                 except PolluxError as error:
-                    log.warning("A watcher is dropped: %s", error)
+                    log.warning("A watcher is dropped: %s", _problem(error))
                     self._watchers.discard(watcher)
 
     async def serve(self, peer: Peer, wish: Watch, home: Home) -> None:
@@ -139,9 +139,9 @@ class Server:
             await self._converse(peer)
         except Temporary as error:
             if peer is None:
-                log.warning("A connection came to nothing: %s", error)
+                log.warning("A connection came to nothing: %s", _problem(error))
         except PolluxError as error:
-            log.warning("Refused: %s", error)
+            log.warning("Refused, from %s: %s", peer.address if peer else "a stranger", error)
             if peer is not None:
                 with suppress(PolluxError):
                     peer.send(Refused(str(error)))
@@ -199,3 +199,8 @@ class Server:
             case Forget(job):
                 self._hosting.forget(job)
         return Done()
+
+
+def _problem(error: PolluxError) -> object:
+    """What happened, without the promise of another try: that is up to the other side."""
+    return error.args[0] if isinstance(error, Temporary) else error
