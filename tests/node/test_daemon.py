@@ -120,6 +120,12 @@ class TestStrangers:
             other.send(DescribeNode())
             assert other.receive(NodeDescription, PATIENT_S).node == "a"
 
+    def test_one_that_leaves_at_once_is_named_and_not_waited_for(self, node, caplog):
+        with socket.create_connection(parse_address(node.address)) as stranger:
+            host, port = stranger.getsockname()
+        until(lambda: f"A connection came to nothing: The connection to {host}:{port} is lost" in caplog.text)
+        assert "Trying again" not in caplog.text
+
     def test_silent_and_half_open_clients_disturb_nobody(self, node):
         target = parse_address(node.address)
         with socket.create_connection(target), socket.create_connection(target) as half, node.connect() as mute:
@@ -324,6 +330,7 @@ class TestHome:
             node.keeper.end(f"j/{replica.replica}")
             failed = watching.event(JobFailed)
         assert failed.exit_code == -9
+        assert "ended by signal 9. Last lines of /" in failed.reason
         assert "second | RuntimeError: it broke" in failed.reason
         assert node.ask(ListRuns()).runs[0].phase is RunPhase.ENDED
         until(lambda: node.keeper.forgotten == ["j"])

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from pollux.core import Allocation, FrozenMap, JobFailed, JobStopped, ReplicaLost, ReplicasReady, StopReason
+from pollux.core import (
+    Allocation,
+    FrozenMap,
+    JobFailed,
+    JobFinished,
+    JobStopped,
+    ReplicaLost,
+    ReplicasReady,
+    StopReason,
+)
 from pollux.errors import PolluxError
 from pollux.node import home
 from pollux.node.folder import StateFolder
@@ -33,7 +42,7 @@ from pollux.wire.nodes import (
     StopRun,
     Watch,
 )
-from pollux.wire.replicas import Join
+from pollux.wire.replicas import Join, ReplicaPhase
 
 from .daemons import PATIENT_S, QUICK, Node, launch, short_folder, until
 
@@ -224,6 +233,17 @@ class TestAKeeperThatIsReplaced:
         node.keeper.is_lost = True
         node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), "127.0.0.1:5"))
         until(lambda: node.replicas()["1-0"].exit_code == 255)
+
+    def test_a_job_that_is_stopped_after_its_loss_has_not_finished(self, nodes, folder):
+        node = nodes()
+        (link,) = train(node, folder, count=1)
+        node.loop.call_soon_threadsafe(node.keeper.on_lost)
+        node.keeper.on_exit = lambda *end: None  # nobody tells its exit code
+        with node.watching("j", replicas=True) as watching:
+            link.say(ReplicaPhase.LEAVING)
+            watching.replica(lambda news: news.replica.status.phase is ReplicaPhase.LEAVING)
+            node.ask(StopRun("j", 1, StopReason.PAUSED))
+            assert watching.event((JobStopped, JobFinished)) == JobStopped("j", 1)
 
     def test_ends_with_a_daemon_that_has_nothing_left(self, nodes, folder, caplog):
         caplog.set_level("INFO")
@@ -449,6 +469,10 @@ class TestRealProcesses:
         assert daemon.end(signal.SIGINT) == 0
         assert _processes(folder) == []
         assert not list((folder / "n").glob("*.sock"))
+
+    def test_sigterm_leaves_no_keeper_that_has_nothing_to_keep(self, start, folder):
+        assert start().end(signal.SIGTERM) == 0
+        assert _processes(folder) == []
 
     def test_an_ephemeral_daemon_ends_with_its_parent(self, folder):
         (folder / "train.py").write_text(REPLICA)

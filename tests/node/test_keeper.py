@@ -501,6 +501,21 @@ def test_a_killed_keeper_is_noticed_and_another_one_started_while_replicas_live_
     asyncio.run(scenario())
 
 
+def test_a_keeper_that_is_not_ready_yet_ends_with_its_client(alone: Path) -> None:
+    async def scenario() -> None:
+        client = KeeperClient()
+        connecting = asyncio.create_task(client.connect(alone))
+        while client._unready is None:
+            await asyncio.sleep(0.01)
+        keeper = client._unready
+        connecting.cancel()
+        await client.close(end=True)
+        assert keeper.poll() is not None
+        assert not (alone / "keeper.sock").exists()
+
+    asyncio.run(scenario())
+
+
 def test_a_module_that_cannot_be_loaded_is_skipped(alone: Path) -> None:
     async def scenario() -> None:
         client = KeeperClient()

@@ -26,15 +26,14 @@ from pollux.core import (
     StopReason,
 )
 from pollux.errors import Permanent, PolluxError, Temporary
-from pollux.node.run import RunOptions
-from pollux.wire.nodes import Launch, NodeNews, ReplicaNews, RunNews
+from pollux.wire.nodes import Launch, NodeNews, ReplicaNews, RunNews, RunPhase
 
 if TYPE_CHECKING:
     from pollux.node.launching import LocalCluster
 
 LOOK_S = 0.05
-STOP_TIMEOUT_S = RunOptions().stop_timeout_s
-"""What its daemons give replicas to save; see `LocalCluster`."""
+LEFT_AS_ASKED = 128 + signal.SIGTERM
+"""The exit code of a replica that has saved and left because it was told to."""
 DAEMONS_EVERY_S = 1.0
 MOST_DAEMON_STARTS = 5
 """A daemon that ends more often than that will not stay the next time either."""
@@ -71,6 +70,8 @@ class Tending:
         self._has_trained = False
         self._saved_before: set[str] = set()
         """The checkpoints that were there when the job was told to stop."""
+        self._restarted: set[int] = set()
+        """Generations that were saved, since the next one has other code."""
         self._is_late = False
         """It was killed, since it did not stop in time."""
         self._first_words_s: dict[int, float] = {}
@@ -113,21 +114,31 @@ class Tending:
         """The exit code, if this was the end."""
         match news:
             case ReplicaNews(job=self._job):
-                self._hear_of_replica(news)
+                self._hear_of_replica(cluster, news)
             case RunNews(event=event) if getattr(event, "generation", 0) >= self._generation:
                 return self._hear_of_job(cluster, event)
         return None
 
-    def _hear_of_replica(self, news: ReplicaNews) -> None:
+    def _hear_of_replica(self, cluster: LocalCluster, news: ReplicaNews) -> None:
         here = news.replica
         self._output.know(here)
         generation = here.generation if here.status is None else here.status.generation
         self._first_words_s.setdefault(generation, time.monotonic())
         is_missed = here.status is not None and here.status.has_state  # others end with a change that is given up
         self._is_late |= here.exit_code == -signal.SIGKILL and self._answered == 1
-        if here.exit_code and is_missed and not self._signals:
+        if here.exit_code == LEFT_AS_ASKED and not self._signals and self._is_restarting(cluster):
+            if generation not in self._restarted:
+                self._restarted.add(generation)
+                self._say("its code has changed: it saves and starts anew.")
+        elif here.exit_code and is_missed and not self._signals:
             how = f"was killed by signal {-here.exit_code}" if here.exit_code < 0 else f"ended with {here.exit_code}"
             self._say(f"replica {here.replica} {'hung and was killed' if news.is_hung else how}.")
+
+    def _is_restarting(self, cluster: LocalCluster) -> bool:
+        with suppress(PolluxError):
+            status = cluster.status(self._job)
+            return status is not None and status.phase in (RunPhase.RESTARTING, RunPhase.STARTING)
+        return False
 
     def _hear_of_job(self, cluster: LocalCluster, event: Event) -> int | None:
         match event:
@@ -170,6 +181,8 @@ class Tending:
         self._has_trained = True
 
     def _stopped(self) -> int:
+        from pollux.node.run import RunOptions
+
         if not self._signals:
             self._say("stopped, and not by us.")
             return 1
@@ -180,7 +193,9 @@ class Tending:
         elif saved - self._saved_before:
             self._say(f"saved and stopped. {go_on}")
         else:
-            how = f"did not save within {STOP_TIMEOUT_S:g} s and was killed" if self._is_late else "stopped"
+            how = (
+                f"did not save within {RunOptions().stop_timeout_s:g} s and was killed" if self._is_late else "stopped"
+            )
             what = f"nothing new is saved. {go_on}" if saved else "nothing is saved."
             self._say(f"{how}; {what}")
         return 128 + self._signals[0]

@@ -21,6 +21,7 @@ from pollux.node.folder import StateFolder
 from pollux.node.hosted import Hosted, Told, began_at, is_running, send_signal
 from pollux.node.keeper_client import Child, NoKeeper
 from pollux.node.links import Links, hand
+from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn
@@ -347,7 +348,8 @@ class Hosting:
         if is_running(hosted.pid, hosted.began):
             return False
         is_good = hosted.status is not None and hosted.status.phase is ReplicaPhase.LEAVING
-        self._end(hosted, 0 if is_good else UNKNOWN_EXIT)
+        left = LEFT_AS_ASKED if hosted.is_leaving else 0
+        self._end(hosted, left if is_good else UNKNOWN_EXIT)
         return True
 
     def _tell_news(self, hosted: Hosted) -> None:

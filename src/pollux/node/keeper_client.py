@@ -70,6 +70,8 @@ class KeeperClient:
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._count = 0
         self._is_closing = False
+        self._unready: subprocess.Popen[bytes] | None = None
+        """The keeper that we have started last, until it answers."""
         self._problem: Exception = Permanent("The client is not connected to a keeper. Call connect first.")
 
     async def connect(
@@ -87,12 +89,13 @@ class KeeperClient:
             async with asyncio.timeout(timeout_s):
                 while (reached := await self._reach()) is None:
                     if process is None and not _is_served(folder):
-                        process = _start(folder, preload)
+                        process = self._unready = _start(folder, preload)
                     elif process is not None and process.poll() is not None:
                         raise self._dead(f"The keeper ended with {process.returncode} before it was ready")
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise self._dead(f"The keeper did not answer within {timeout_s:g} s") from None
+        self._unready = None
         reader, self._writer = reached
         self._listening = asyncio.get_running_loop().create_task(self._listen(reader))
 
@@ -164,6 +167,10 @@ class KeeperClient:
             with suppress(Temporary):
                 await self._ask("end", grace_s=float(grace_s))
             await _gone(self.pid)
+        elif end and self._unready is not None and self._unready.poll() is None:
+            self._unready.kill()  # it has nothing yet
+            self._unready.wait()
+            Path(_socket(self._folder)).unlink(missing_ok=True)
         await self._disconnect()
         self._problem = Permanent("The client of the keeper is closed.")
         _bury()
