@@ -11,6 +11,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import harness, inputs, report
 from benchmarks.areas import agent as agent_area
+from benchmarks.areas import elastic as elastic_area
 from benchmarks.areas import goodput as goodput_area
 from benchmarks.areas import pollux as pollux_area
 from benchmarks.baselines import published
@@ -30,6 +31,7 @@ SIMULATOR_KEYS = {
 }
 POLLUX_KEYS = {f"pollux.{name}" for name in pollux_area.KEYS}
 AGENT_KEYS = {f"agent.{name}" for name in agent_area.KEYS}
+ELASTIC_KEYS = {f"agent.{name}" for name in elastic_area.KEYS}
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ class TestCommittedResults:
 
     def test_the_keys_of_the_goodput_area_are_there(self) -> None:
         results = Store().results()
-        assert set(results) >= GOODPUT_KEYS | SIMULATOR_KEYS | POLLUX_KEYS | AGENT_KEYS
+        assert set(results) >= GOODPUT_KEYS | SIMULATOR_KEYS | POLLUX_KEYS | AGENT_KEYS | ELASTIC_KEYS
         assert all(set(record) >= REQUIRED_FIELDS for record in results.values())
         assert {record["area"] for record in results.values()} <= set(harness.areas())
 
