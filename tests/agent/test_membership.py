@@ -124,6 +124,13 @@ def test_who_is_a_step_behind_takes_all_of_the_state(member: Membership) -> None
     assert taken(member, join(1, **repair), cards) == ({"small": True}, False)
 
 
+def test_of_those_with_as_many_steps_the_one_with_the_most_sums_is_furthest(member: Membership) -> None:
+    cards = [card(0, 7, sums=3), card(1, 8, sums=1), card(2, 8, sums=2)]
+    repair = {"membership": 1, "is_repair": True}
+    assert taken(member, join(0, 3, **repair), cards) == ({"from": 2, "full": True}, True)
+    assert taken(member, join(1, 3, **repair), cards) == ({"from": 2, "full": False}, False)
+
+
 def test_after_a_loss_those_who_are_equally_far_agree_on_what_they_may_differ_in(member: Membership) -> None:
     cards = [card(0, is_inside=True), card(1, is_inside=False)]  # the second has left its loop: it is further
     repair = {"membership": 1, "is_repair": True}

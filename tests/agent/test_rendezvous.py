@@ -128,11 +128,6 @@ def test_cards_of_other_memberships_are_not_seen(store):
     assert rendezvous.gather(joining(1, 2), Card(1, 5, True), lambda: next(asked)) is None
 
 
-def test_the_furthest_member_has_the_most_steps_then_the_most_sums():
-    cards = [Card(0, 7, True, sums=3), Card(1, 8, True, sums=1), Card(2, 8, True, sums=2)]
-    assert max(cards, key=lambda card: card.step).rank == 2
-
-
 def test_a_replica_that_leaves_hands_over_to_whichever_membership_comes(store):
     leaver, member = Rendezvous(store), Rendezvous(store)
     leave, join = Leave(JobId("j"), 2, 0, store, hands_over=True), joining(0, 1, membership=3, generation=2)

@@ -154,6 +154,9 @@ class Tending:
                 self._output.finish()
                 self._say("finished.")
                 return 0
+            case JobStopped() if not self._signals:
+                # Replicas that were to take over were lost, and another one saved: go on from there.
+                return self._failed(cluster, JobFailed(event.job, event.generation, "it ended, and not at its end."))
             case JobStopped():
                 self._output.finish()
                 return self._stopped()
@@ -183,9 +186,6 @@ class Tending:
     def _stopped(self) -> int:
         from pollux.node.run import RunOptions
 
-        if not self._signals:
-            self._say("stopped, and not by us.")
-            return 1
         saved = _checkpoints(Path(self._program.checkpoint_dir))
         go_on = f"Go on: pollux launch --name {self._job} …"
         if self._answered > 1:
