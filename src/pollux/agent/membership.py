@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -204,7 +205,8 @@ class Membership:
             self._is_fresh = False
             self._tell(ReplicaPhase.TRAINING, step)
             if self._thanks is not None:  # not before: had nobody got this far, the leaver would be called back
-                self._rendezvous_at(self._thanks.store).tell_taken(self._thanks)
+                with suppress(Temporary):  # the store is gone; the leaver ends by its own patience
+                    self._rendezvous_at(self._thanks.store).tell_taken(self._thanks)
                 self._thanks = None
 
     def beat(self, step: int) -> None:
@@ -314,10 +316,14 @@ class Membership:
     def _hand_over(self, instruction: Leave, holder: Holder) -> bool:
         """Whether those who come train with the state of this replica."""
         has_newer = self._has_newer_than(instruction)
-        with self._giver(holder) as giver:
-            rendezvous = self._rendezvous_at(instruction.store)
-            rendezvous.offer(instruction, self._card(0, holder, giver))
-            return rendezvous.await_taken(instruction, HANDOVER_S, lambda: has_newer() or self.is_asked_to_leave())
+        try:
+            with self._giver(holder) as giver:
+                rendezvous = self._rendezvous_at(instruction.store)
+                rendezvous.offer(instruction, self._card(0, holder, giver))
+                return rendezvous.await_taken(instruction, HANDOVER_S, lambda: has_newer() or self.is_asked_to_leave())
+        except Temporary as error:
+            log.warning("the state was not handed over: %s", error)
+            return False
 
     def _giver(self, holder: Holder) -> Giver:
         return Giver(self._host(), holder.small, holder.full, self._secret)
