@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pollux.agent.agreement import StepAgreement
 from pollux.agent.environment import Environment
-from pollux.agent.membership import Membership, StepAgreement
+from pollux.agent.membership import Membership
 from pollux.agent.rendezvous import Card
 from pollux.core import JobId
 from pollux.wire.replicas import Join

@@ -114,7 +114,7 @@ class Link:
         """The newest instruction once it is beyond (generation, membership); None: not in time, or closed."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            while self._newest is None or _place(self._newest) <= newer_than:
+            while self._newest is None or self._newest.place <= newer_than:
                 left_s = _WAIT_S if until_s is None else until_s - time.monotonic()
                 if left_s <= 0 or self._is_closing:
                     return None
@@ -244,7 +244,7 @@ class Link:
         if instruction.job != self._job:
             log.warning("An instruction for job %s has come to job %s.", instruction.job, self._job)
             return
-        if self._newest is not None and _place(instruction) <= _place(self._newest):
+        if self._newest is not None and instruction.place <= self._newest.place:
             return
         if isinstance(instruction, Join) and instruction.is_repair:
             try:
@@ -294,7 +294,3 @@ class Link:
             os.close(self._woken)
             os.close(self._wake)
             self._wake = -1
-
-
-def _place(instruction: Join | Leave) -> tuple[int, int]:
-    return instruction.generation, instruction.membership

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from pollux.agent.agreement import StepAgreement
 from pollux.agent.environment import Environment
 from pollux.agent.link import Link
 from pollux.agent.rendezvous import Card, Made, Rendezvous, is_connection_loss, leave_group
@@ -167,7 +168,7 @@ class Membership:
         return self._link is not None and self._link.newest is not None and self._is_newer(self._link.newest)
 
     def _is_newer(self, instruction: Instruction) -> bool:
-        return (instruction.generation, instruction.membership) > self.place
+        return instruction.place > self.place
 
     def _tell(self, phase: ReplicaPhase, step: int) -> None:
         if self._link is not None:
@@ -222,7 +223,7 @@ class Membership:
     def _cut(self, join: Join) -> None:
         """In the link's thread: a member is lost, so that nothing more will come of the group."""
         if self._rendezvous is not None:
-            self._rendezvous.cut((join.generation, join.membership))
+            self._rendezvous.cut(join.place)
         if self._made is not None:
             self._made.sockets.cut()  # made in a store that was replaced since
 
@@ -425,10 +426,7 @@ class Membership:
     def _has_newer_than(self, instruction: Instruction) -> Callable[[], bool]:
         link = self._link
         assert link is not None
-        return lambda: (
-            link.newest is not None
-            and ((link.newest.generation, link.newest.membership) > (instruction.generation, instruction.membership))
-        )
+        return lambda: link.newest is not None and link.newest.place > instruction.place
 
     def _rendezvous_at(self, address: str) -> Rendezvous:
         if self._rendezvous is None or self._rendezvous.address != address:
@@ -462,44 +460,6 @@ class Membership:
 def _how_far(card: Card) -> tuple[int, int, bool]:
     """In the order of a script: one that has left its loop over the loader is further than one that has not."""
     return card.step, card.sums, not card.is_inside
-
-
-class StepAgreement:
-    """The members agree on the step after which they switch, through the store, without holding up training.
-
-    Each tells the store that it knows of the switch, and from then on looks after every step. Once all have, the first
-    one names the step that it is about to take: nobody finishes that step without it, so that all see the name in time.
-    """
-
-    def __init__(self, store: Any, instruction: Instruction, rank: int, size: int) -> None:
-        self.instruction = instruction
-        self._store = store
-        self._name = f"{instruction.generation}.{instruction.membership}/switch"
-        self._rank = rank
-        self._size = size
-        self._step: int | None = None
-        self._has_told = False
-
-    def tell(self) -> None:
-        """This member knows of the switch, and looks after every step."""
-        self._store.set(f"{self._name}/told/{self._rank}", "")
-        self._has_told = True
-
-    def is_due(self, step: int) -> bool:
-        """Asked after each step."""
-        if not self._has_told:
-            self.tell()
-        if self._step is None:
-            self._look(step)
-        return self._step is not None and step >= self._step
-
-    def _look(self, step: int) -> None:
-        if self._rank == 0:
-            if self._store.check([f"{self._name}/told/{rank}" for rank in range(self._size)]):
-                self._store.set(f"{self._name}/step", str(step + 1))
-                self._step = step + 1
-        elif self._store.check([f"{self._name}/step"]):
-            self._step = int(self._store.get(f"{self._name}/step"))
 
 
 class _Nothing:

@@ -72,17 +72,13 @@ class Hosted:
 
     def note(self, instruction: Instruction) -> None:
         """Keep it as the newest one; `StaleGeneration` if a later one is known."""
-        if self.told is not None and _place(instruction) < _place(self.told):
+        if self.told is not None and instruction.place < self.told.place:
             raise StaleGeneration(self.job, instruction.generation, self.told.generation)
         self.told = instruction
 
     @property
     def record(self) -> Record:
         return Record(self.replica, self.generation, self.slot, self.pid, self.began, self.has_spoken, self.exit_code)
-
-
-def _place(instruction: Instruction) -> tuple[int, int]:
-    return instruction.generation, instruction.membership
 
 
 def is_running(pid: int, began: int) -> bool:

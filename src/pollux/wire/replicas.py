@@ -88,6 +88,11 @@ class Join(OfGeneration):
         if self.rank >= self.size:
             raise InvalidSpec("rank", self.rank, f"not below size = {self.size}", "Count ranks from 0")
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Instructions are newer by generation, then by membership."""
+        return self.generation, self.membership
+
 
 @register
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class Leave(OfGeneration):
         OfGeneration.__post_init__(self)
         checks.whole(InvalidSpec, "membership", self.membership, 0)
         checks.text(InvalidSpec, "store", self.store, may_be_empty=True)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Instructions are newer by generation, then by membership."""
+        return self.generation, self.membership
 
 
 Instruction: TypeAlias = Join | Leave
