@@ -34,9 +34,8 @@ help: ## Show this list
 
 setup: $(STAMP) ## Create .venv and install Pollux with its pinned dependencies
 
-run: $(STAMP) ## Compare all policies on a built-in workload, in a simulated cluster; writes a report to out/report
-	@echo "24 jobs of five training tasks, submitted within 90 minutes to 4 nodes of 4 GPUs, under each policy:"
-	@$(VENV)/bin/pollux compare demo --policies fifo,fifo-backfill,tiresias,srtf,optimus,pollux --report out/report
+run: $(STAMP) ## See it live: six training jobs share this machine under Pollux, then FIFO; report in out/demo (ARGS=--quick)
+	@$(VENV)/bin/pollux demo $(ARGS)
 
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(FIND_BROWSER)

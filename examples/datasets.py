@@ -1,6 +1,7 @@
 """The data of the examples: generated, or shipped with Python. Nothing is downloaded, and every run gets the same.
 
-`digits` draws images, `source_text` reads the standard library, `baskets` invents users and what they liked.
+`digits` draws images, `source_text` reads the standard library, `baskets` invents users and what they liked, `surface`
+takes noisy samples of a function.
 """
 
 import os
@@ -102,3 +103,12 @@ def baskets(users: int, items: int, liked: int = 5, each: int = 20, seed: int = 
     user = user.repeat_interleave(liked)
     drawn = torch.rand(len(user), others.shape[1], generator=random).argsort()[:, :99]
     return train, TensorDataset(user, torch.cat([likes[:, -1].reshape(-1, 1), others[user].gather(1, drawn)], dim=1))
+
+
+def surface(count: int, seed: int, inputs: int = 8, noise: float = 1.0) -> TensorDataset:
+    """`count` points of a cube and the height of a bent surface there, of variance about one, plus Gaussian noise."""
+    random = torch.Generator().manual_seed(seed)
+    points = 2 * torch.rand(count, inputs, generator=random) - 1  # [count, inputs], within ±1
+    before, after = points.roll(1, dims=1), points.roll(-1, dims=1)
+    height = (3 * points * before + after).sin().sum(dim=1) * (2 / inputs) ** 0.5
+    return TensorDataset(points, height + noise * torch.randn(count, generator=random))

@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--samples", type=int, default=None, help="windows of text to use")
+    parser.add_argument("--width", type=int, default=64, help="numbers that stand for a byte, a multiple of four")
+    parser.add_argument("--layers", type=int, default=2, help="blocks of attention")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -81,7 +83,7 @@ def main() -> None:
     held_out = torch.arange(len(windows)) % 10 == 0
     train_loader = DataLoader(TensorDataset(windows[~held_out]), batch_size=8, shuffle=True)
     test_loader = DataLoader(TensorDataset(windows[held_out]), batch_size=64)
-    model = Transformer()
+    model = Transformer(args.width, args.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01)
     total = args.epochs * len(train_loader)
     scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step / total))

@@ -3,6 +3,7 @@
     PolluxError
     ├── InvalidInput           what a person or another program handed in: field, value, problem, fix
     │   ├── InvalidSpec        a job or cluster specification
+    │   ├── InvalidJob         the document of a job, with all its faults at once
     │   ├── InvalidProfile     measurements of a job
     │   ├── InvalidModel       parameters, limits or statistics of a goodput model
     │   ├── InvalidDocument    JSON that is not one of ours, or of another schema version
@@ -14,6 +15,7 @@
     ├── InfeasiblePlan         a bug: a policy gave out what the cluster does not have
     ├── PolicyFailed           a bug: a policy raised what it must not, or returned no plan
     ├── StaleGeneration        a message of an earlier generation, to be dropped
+    ├── Refusal                the service says no: status, title, detail, faults
     └── BackendError           an engine or a machine failed
         ├── Temporary          worth another try after `retry_after_s`
         └── Permanent          trying again cannot help
@@ -25,7 +27,8 @@ other processes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 
 class PolluxError(Exception):
@@ -48,6 +51,49 @@ class InvalidInput(PolluxError, ValueError):
 
 class InvalidSpec(InvalidInput):
     """A job or cluster specification that cannot be used."""
+
+
+class FaultLike(Protocol):
+    """One thing that is wrong with a document. Its value is text for people, empty where it may be a secret."""
+
+    @property
+    def field(self) -> str: ...
+    @property
+    def value(self) -> str: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def fix(self) -> str: ...
+    @property
+    def line(self) -> int | None: ...
+
+
+def fault_text(fault: FaultLike, source: str = "") -> str:
+    """One line: where it is, `field = value: problem. Fix.`; what is empty is left out."""
+    if source:
+        where = f"{source}: " if fault.line is None else f"{source}:{fault.line}: "
+    else:
+        where = "" if fault.line is None else f"line {fault.line}: "
+    what = " = ".join(part for part in (fault.field, fault.value) if part)
+    sentences = "".join(f" {text}." for text in (fault.problem, fault.fix) if text)
+    return f"{where}{what}:{sentences}" if what else f"{where}{sentences.lstrip()}"
+
+
+class InvalidJob(InvalidInput):
+    """The document of a job that cannot be used. `faults`: all that is wrong with it, at least one."""
+
+    def __init__(self, faults: Sequence[FaultLike], source: str = "") -> None:
+        self.faults = tuple(faults)
+        self.source = source
+        """The file that it came from, if it came from one."""
+        first = self.faults[0]
+        super().__init__(first.field, first.value, first.problem, first.fix)
+
+    def __str__(self) -> str:
+        return "\n".join(fault_text(fault, self.source) for fault in self.faults)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.faults, self.source)
 
 
 class InvalidProfile(InvalidInput):
@@ -160,6 +206,20 @@ class StaleGeneration(PolluxError):
 
     def __str__(self) -> str:
         return f"job {self.job}: message of generation {self.got} dropped, the job is at {self.current}."
+
+
+class Refusal(PolluxError):
+    """What the service answers to a request that it does not fulfil; `status` is that of HTTP."""
+
+    def __init__(self, status: int, title: str, detail: str, faults: Sequence[FaultLike] = ()) -> None:
+        super().__init__(status, title, detail, tuple(faults))
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        return "\n".join([self.detail or self.title, *map(fault_text, self.faults)])
 
 
 class BackendError(PolluxError):

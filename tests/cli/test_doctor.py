@@ -53,9 +53,10 @@ def test_json_has_a_verdict_and_every_check() -> None:
         "torch",
         "starlette",
         "uvicorn",
+        "yaml",
         "ray",
     ]
-    assert names == [*expected, "measured data", "git", "cores", "memory"]
+    assert names == [*expected, "measured data", "git", "cluster", "cores", "memory"]
     assert set(answer["checks"][0]) == {"name", "purpose", "required", "status", "version", "detail", "fix"}
 
 

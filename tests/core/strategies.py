@@ -11,6 +11,7 @@ from pollux.core import (
     Action,
     Allocation,
     BatchLimits,
+    BatchWishes,
     Cluster,
     Event,
     FrozenMap,
@@ -113,6 +114,12 @@ def limits(draw):
     return BatchLimits(initial, draw(st.integers(initial, 10**6)), per_gpu, draw(st.integers(per_gpu, 10**6)))
 
 
+@st.composite
+def wishes(draw):
+    least, initial, per_gpu, most = sorted(draw(st.lists(sizes, min_size=4, max_size=4)))
+    return BatchWishes(*(draw(maybe(st.just(size))) for size in (initial, most, least, per_gpu)))
+
+
 gradients = st.tuples(amounts, amounts).filter(any).map(lambda pair: GradientStats(*pair))
 
 
@@ -153,10 +160,12 @@ def specs(draw):
         gpu_type=draw(maybe(names)),
         requested_gpus=requested_gpus,
         rigid=requested_gpus is not None and draw(st.booleans()),
+        single_node=draw(st.booleans()),
         preemptible=draw(st.booleans()),
         limits=draw(maybe(limits())),
+        batch=draw(wishes()),
         requested_batch_size=requested_batch_size,
-        fixed_batch=requested_batch_size is not None and draw(st.booleans()),
+        fixed_batch=draw(st.booleans()),
         priority=draw(st.integers(-9, 9)),
         team=draw(texts),
         deadline_s=draw(maybe(st.floats(1e-3, 1e9))),
@@ -187,6 +196,7 @@ def jobs(draw):
         attained_gpu_s=draw(amounts),
         held_since_s=draw(times) if phase.holds_gpus else None,
         first_started_at_s=draw(maybe(times)),
+        retry_at_s=draw(maybe(times)),
         finished_at_s=draw(times) if phase.is_terminal else None,
         exit_reason=draw(texts),
         exit_code=draw(maybe(st.integers(-64, 255))),

@@ -30,7 +30,8 @@ SPEC = JobSpec("j")
         ({"rigid": True}, "requested_gpus", "rigid job needs a size"),
         ({"preemptible": 1}, "preemptible", "true or false"),
         ({"limits": (1, 2, 3, 4)}, "limits", "BatchLimits"),
-        ({"fixed_batch": True}, "fixed_batch", "no batch size to keep"),
+        ({"single_node": "yes"}, "single_node", "true or false"),
+        ({"batch": None}, "batch", "BatchWishes"),
         ({"requested_batch_size": 0}, "requested_batch_size", "at least 1"),
         ({"priority": 1.5}, "priority", "whole number"),
         ({"priority": True}, "priority", "whole number"),
@@ -50,6 +51,22 @@ def test_a_rigid_job_has_one_size_and_others_a_range():
     assert JobSpec("j", requested_gpus=4, rigid=True).gpu_bounds == (4, 4)
     assert JobSpec("j", requested_gpus=4, min_gpus=2).gpu_bounds == (2, None)
     assert JobSpec("j", fixed_batch=True, limits=BatchLimits(8, 8, 1, 8)).gpu_bounds == (1, None)
+
+
+def test_only_a_job_of_a_single_node_minds_how_many_it_is_on():
+    assert all(JobSpec("j").can_be_on(count) for count in (0, 1, 2))
+    assert [JobSpec("j", single_node=True).can_be_on(count) for count in (0, 1, 2)] == [True, True, False]
+
+
+def test_a_batch_size_may_be_kept_before_anybody_knows_it():
+    assert JobSpec("j", fixed_batch=True).requested_batch_size is None
+
+
+def test_a_job_that_failed_may_be_given_gpus_again_once_its_next_try_is_due():
+    assert Job(SPEC, 0.0).may_be_given_gpus_at(0.0)
+    failed = Job(SPEC, 0.0, retry_at_s=5.0)
+    assert [failed.may_be_given_gpus_at(now_s) for now_s in (4.9, 5.0)] == [False, True]
+    assert not Job(SPEC, 0.0, phase=Phase.PAUSED).may_be_given_gpus_at(9.0)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +89,7 @@ def test_a_rigid_job_has_one_size_and_others_a_range():
         ({"next_allocation": HELD}, "next_allocation"),
         ({"phase": Phase.FAILED}, "finished_at_s"),
         ({"finished_at_s": 3.0}, "finished_at_s"),
+        ({"retry_at_s": float("nan")}, "retry_at_s"),
     ],
 )
 def test_a_job_that_contradicts_itself_is_refused(changes, field):

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from pollux.core import (
     BatchLimits,
+    BatchWishes,
     FrozenMap,
     GradientStats,
     JobModel,
@@ -14,7 +15,7 @@ from pollux.core import (
     Shape,
     ThroughputFit,
 )
-from pollux.errors import InvalidModel, InvalidProfile
+from pollux.errors import InvalidModel, InvalidProfile, InvalidSpec
 
 from .strategies import keys, observations
 
@@ -53,6 +54,31 @@ def test_models_outside_their_range_are_refused(build, field, problem):
         build()
     assert caught.value.field == field
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field", "problem"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size", "at least 1"),
+        ({"initial_batch_size": 8.0}, "initial_batch_size", "whole number"),
+        ({"initial_batch_size": 9, "max_batch_size": 8}, "initial_batch_size", "greater than max_batch_size = 8"),
+        ({"min_per_gpu_batch_size": 9, "max_batch_size": 8}, "min_per_gpu_batch_size", "greater than max_batch_size"),
+        (
+            {"min_per_gpu_batch_size": 9, "max_per_gpu_batch_size": 8},
+            "min_per_gpu_batch_size",
+            "greater than max_per_gpu_batch_size = 8",
+        ),
+    ],
+)
+def test_wishes_that_nobody_can_fulfil_are_refused(wishes, field, problem):
+    with pytest.raises(InvalidSpec, match=problem) as caught:
+        BatchWishes(**wishes)
+    assert caught.value.field == field
+
+
+def test_who_wishes_nothing_is_content():
+    assert BatchWishes() == BatchWishes(None, None, None, None)
+    assert BatchWishes(8, 8, 8, 8).initial_batch_size == 8
 
 
 def test_the_order_in_which_priors_are_given_does_not_matter():

@@ -77,6 +77,15 @@ def test_check_raises_exactly_when_there_are_violations(plan, snapshot):
         assert sum(a.num_gpus for a in plan.allocations.values()) <= snapshot.cluster.num_gpus
 
 
+def test_a_plan_that_splits_a_job_of_one_node_is_refused():
+    jobs = FrozenMap({name: Job(JobSpec(name, single_node=name == "x"), 0.0) for name in ("x", "y")})
+    moment = Snapshot(0.0, 7, CLUSTER, jobs)
+    plan(x={"a": 4}, y={"b": 1}).check(moment)
+    assert plan(x={"a": 1, "b": 1}, y={"a": 1, "b": 1}).violations(moment) == (
+        "job 'x' must be on one node, it was given a, b",
+    )
+
+
 def test_jobs_that_hold_nothing_are_left_out():
     assert Plan.of({"x": Allocation(), "y": Allocation.of({"a": 1})}) == plan(y={"a": 1})
     assert plan(y={"a": 1})["x"] == Allocation()

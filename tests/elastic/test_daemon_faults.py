@@ -16,8 +16,8 @@ from tests.elastic.conftest import Trials
 from tests.elastic.trial import Trial, on, until
 
 from pollux.core import Allocation, ReplicaLost, ReplicasReady
-from pollux.node.hosted import began_at, is_running
 from pollux.node.launching import LocalCluster
+from pollux.node.processes import began_at, is_running
 from pollux.wire.nodes import ReplicaNews
 from pollux.wire.replicas import ReplicaPhase
 

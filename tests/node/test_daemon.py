@@ -22,6 +22,7 @@ from pollux.core import (
     StopReason,
 )
 from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
+from pollux.node import daemon
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.hosting import UNKNOWN_EXIT
@@ -152,6 +153,15 @@ class TestReplicas:
     def test_a_node_describes_itself(self, node):
         description = node.ask(DescribeNode())
         assert (description.node, description.slots, description.pid) == ("a", 4, os.getpid())
+
+    def test_a_node_knows_its_gpus(self, nodes, monkeypatch):
+        monkeypatch.setattr(daemon, "visible_devices", lambda given: [])
+        description = nodes("cpus").ask(DescribeNode())
+        assert (description.gpu_type, description.devices) == ("cpu", ())
+        monkeypatch.setattr(daemon, "visible_devices", lambda given: ["0", "1", "2", "3", "4"])
+        monkeypatch.setattr(daemon, "gpu_type", lambda devices: "t4")
+        description = nodes("gpus").ask(DescribeNode())
+        assert (description.gpu_type, description.devices) == ("t4", ("0", "1", "2", "3"))
 
     def test_replicas_get_the_lowest_free_slots_and_their_environment(self, node, folder):
         node.ask(spawn(folder, "1-0", "1-1", "1-2"))
@@ -340,6 +350,21 @@ class TestHome:
             node.ask(RunJob("j", 1, launch(folder), on(a=2)))
         node.ask(RunJob("j", 2, launch(folder), on(a=2)))
         assert node.ask(ListRuns()).runs[0].phase is RunPhase.STARTING
+
+    def test_a_failure_on_another_node_quotes_its_log(self, nodes, folder):
+        token_file = folder / "token"
+        token_file.write_text("x" * 64)
+        node, other = (nodes(name, token_file=token_file) for name in "ab")
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch(folder), on(b=1), FrozenMap({"b": other.address})))
+            replica = other.living(1)[0].say()
+            watching.event(ReplicasReady)
+            other.keeper.end(f"j/{replica.replica}")
+            failed = watching.event(JobFailed)
+        assert "on node b ended by signal 9. Last lines of /" in failed.reason
+        assert "second | RuntimeError: it broke" in failed.reason
+        with node.watching("j") as late:
+            assert late.event(JobFailed) == failed
 
     def test_survivors_of_a_loss_are_told_to_go_on(self, node, folder):
         with node.watching("j") as watching:

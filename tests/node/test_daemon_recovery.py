@@ -24,7 +24,7 @@ from pollux.core import (
 from pollux.errors import PolluxError
 from pollux.node import home
 from pollux.node.folder import StateFolder
-from pollux.node.hosted import began_at
+from pollux.node.processes import began_at
 from pollux.wire.frames import Channel, ask
 from pollux.wire.nodes import (
     DescribeNode,
@@ -100,6 +100,51 @@ class TestSuccessors:
         for link in node.living(2):
             link.say(step=9)
         until(lambda: node.ask(ListRuns()).runs[0].step == 9)
+
+    def test_after_a_restart_of_the_machine_jobs_have_stopped_and_not_failed(self, nodes, folder):
+        node = nodes()
+        train(node, folder)
+        node.ask(RunJob("new", 1, launch(folder, "new"), on(a=1)))  # perhaps not even started
+        node.stop()
+        node.keeper.kill_all()
+        node.keeper.kept.clear()
+        (node.folder / "boot_id").write_text("another one")
+        node.start()
+        for job in ("j", "new"):
+            with node.watching(job) as watching:
+                assert watching.news().event == JobStopped(job, 1)
+            assert node.replicas(job) == {}
+        assert {run.phase for run in node.ask(ListRuns()).runs} == {RunPhase.ENDED}
+        node.stop()
+        node.start()
+        with node.watching("j") as watching:
+            assert watching.news().event == JobStopped("j", 1)
+        node.ask(RunJob("j", 2, launch(folder), on(a=1)))
+        node.living(1)[0].say(generation=2)
+        until(lambda: {run.phase for run in node.ask(ListRuns()).runs if run.job == "j"} == {RunPhase.TRAINING})
+
+    def test_replicas_that_were_killed_without_a_restart_of_the_machine_have_failed(self, nodes, folder):
+        node = nodes()
+        train(node, folder)
+        node.stop()
+        node.keeper.kill_all()
+        node.keeper.kept.clear()
+        node.start()
+        with node.watching("j") as watching:
+            assert watching.event(JobFailed).exit_code == 255
+
+    def test_what_other_nodes_have_outlives_a_restart_of_the_machine(self, nodes, folder):
+        token_file = folder / "token"
+        token_file.write_text("x" * 64)
+        node, other = (nodes(name, token_file=token_file) for name in "ab")
+        _, survivor = train(node, folder, 1, b=(other, 1))
+        node.stop()
+        node.keeper.kill_all()
+        node.keeper.kept.clear()
+        (node.folder / "boot_id").write_text("another one")
+        node.start()
+        join = survivor.hears()
+        assert (join.membership, join.size) == (1, 1)
 
     def test_what_happened_meanwhile_is_learnt(self, nodes, folder):
         node = nodes()
@@ -403,6 +448,16 @@ def seats(folder, *names):
 
 
 class TestRealProcesses:
+    def test_logs_of_the_daemon_do_not_grow_for_ever(self, start, folder):
+        (folder / "n").mkdir()
+        for name in ("node.log", "keeper.log"):
+            with (folder / "n" / name).open("wb") as file:
+                file.truncate(10 * 2**20 + 1)
+        start()
+        for name in ("node.log", "keeper.log"):
+            assert (folder / "n" / name).stat().st_size < 10_000
+            assert (folder / "n" / f"{name}.1").stat().st_size > 10 * 2**20
+
     def test_a_killed_daemon_loses_nothing(self, start, folder):
         daemon = start()
         daemon.ask(seats(folder, "x", "y", "z"))

@@ -951,3 +951,54 @@ def test_the_description_says_who_trains_and_how_far(pair: Home) -> None:
     assert (status.phase, status.allocation, status.step) == (RunPhase.TRAINING, gpus(a=1, b=1), 5)
     assert [replica.replica for replica in status.replicas] == ["1-1", "1-2"]
     assert pair.run.description(step=9).step == 9
+
+
+def test_a_job_whose_machine_was_restarted_has_stopped(home: Home) -> None:
+    home.start(1, gpus(a=2))
+    home.say("1-1", STARTING, (1, 0))  # of 1-2 nobody has heard yet
+    home.recover()
+    home.taken()
+    home.do(home.run.node_lost, "a")
+    assert home.taken() == [Announce(JobStopped("job", 1)), ForgetJob("a")]
+    assert home.run.is_over
+    assert home.run.standing() == [JobStopped("job", 1)]
+
+
+def test_survivors_of_a_machine_that_was_restarted_train_on(pair: Home) -> None:
+    pair.recover()
+    pair.do(pair.run.node_lost, "a")
+    assert not pair.run.is_over
+    pair.taken()
+    pair.do(pair.run.node_back, "b", [pair.last["1-2"]])
+    assert pair.told()["1-2"].membership == 1
+
+
+def test_a_failure_has_the_last_words_of_the_replica_that_failed_first(home: Home) -> None:
+    home.start(1, gpus(a=2))
+    home.train((1, 0), "1-1", "1-2")
+    home.taken()
+    for name, words in (("1-2", "disk full"), ("1-1", "connection lost")):
+        home.do(home.run.status, "a", ReplicaHere(name, 1, 1, None, 1, f"/logs/{name}", words))
+    reason = "replica 1-2 on node a ended with exit code 1. Last lines of /logs/1-2: disk full"
+    assert home.events() == [JobFailed("job", 1, reason, 1)]
+    home.recover()
+    assert home.run.standing() == [JobFailed("job", 1, reason, 1)]  # whoever asks late hears it, too
+
+
+def test_a_resize_that_fails_says_what_its_newcomer_said(home: Home) -> None:
+    home.start(1, gpus(a=1))
+    home.train((1, 0), "1-1")
+    home.resize(2, gpus(a=2))
+    home.taken()
+    home.do(home.run.status, "a", ReplicaHere("2-2", 2, 1, None, 1, "/logs/2-2", "no data"))
+    (event,) = home.events()
+    assert event.reason == (
+        "replica 2-2 on node a ended with exit code 1 before it was ready. Last lines of /logs/2-2: no data"
+    )
+
+
+def test_one_that_could_not_even_be_started_has_no_log_to_quote(home: Home) -> None:
+    home.start(1, gpus(a=1))
+    home.taken()
+    home.do(home.run.status, "a", ReplicaHere("1-1", 1, 0, None, 255, "", "Its node refuses it: no."))
+    assert home.events()[0].reason.endswith("ended with exit code 255. Its node refuses it: no.")

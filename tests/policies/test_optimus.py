@@ -164,3 +164,24 @@ def test_what_it_remembers_does_not_outlive_its_source():
     small = Cluster.uniform(2, 1)
     oracle = {"a": truth(*HALVES[:2], cluster=small)}
     assert given_out(snapshot(small, *jobs, oracle=oracle), policy) == {"a": {"node-0": 1, "node-1": 1}}
+
+
+class TestOneNode:
+    """Jobs that must be on one node."""
+
+    def test_one_grows_as_far_as_its_node_goes(self):
+        jobs = [job("a", 0, single_node=True), job("b", 1)]
+        found = given_out(snapshot(TWO, *jobs, oracle={"a": truth(*HALVES), "b": truth(*HALVES)}))
+        assert found["a"] == {"node-0": 4}
+        assert sum(found["b"].values()) == 4
+
+    def test_one_stays_where_it_is_and_others_give_way(self):
+        jobs = [job("a", 0, 2, {"node-0": 3}), job("b", 1, 4, {"node-1": 4}, rigid=True, single_node=True)]
+        known = {"a": truth(*HALVES), "b": truth()}
+        assert given_out(snapshot(TWO, *jobs, oracle=known)) == {"a": {"node-0": 4}, "b": {"node-1": 4}}
+
+    def test_several_on_a_node_have_no_more_than_it_has(self):
+        jobs = [job(name, i, single_node=True) for i, name in enumerate("ab")]
+        node = Cluster.uniform(1, 4)
+        found = counts(snapshot(node, *jobs, oracle=dict.fromkeys("ab", truth(*HALVES, cluster=node))))
+        assert sum(found.values()) == 4

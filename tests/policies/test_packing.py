@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.core import Allocation, Cluster, FrozenMap, Node, NodeId, Shape
-from pollux.policies.packing import Free, packed_shapes, pinned, requested_size
+from pollux.policies.packing import (
+    Free,
+    by_arrival,
+    packed_shapes,
+    pinned,
+    plan_in_order,
+    requested_size,
+    settled,
+)
 from pollux.testing.snapshots import job, snapshot
 
 
@@ -88,6 +96,60 @@ class TestFree:
         first, second = Free(TWO_TYPES), Free(TWO_TYPES)
         first.take(4)
         assert second.total == 8
+
+
+class TestOneNode:
+    """Jobs that must be on one node."""
+
+    def plan(self, moment, **options):
+        plan = plan_in_order(moment, by_arrival(moment.jobs.values()), **options)
+        plan.check(moment)
+        return {name: dict(allocation.gpus) for name, allocation in plan.allocations.items()}
+
+    def test_the_fullest_node_with_room_is_taken(self):
+        free = Free(cluster(4, 2, 3, 3))
+        assert free.take_together(3, "gpu", {}) == allocation(n2=3)
+        assert free.take_together(3, "gpu", {}) == allocation(n3=3)
+        assert free.take_together(3, "gpu", {}) == allocation(n0=3)
+        assert free.take_together(3, "gpu", {}) is None
+        assert free.take_together(1, "unheard-of", {}) is None
+        assert (free.total, free.on_node("n1"), free.most_on_one_node("gpu")) == (3, 2, 2)
+
+    def test_a_node_that_others_claim_is_taken_only_if_no_other_has_room(self):
+        free = Free(cluster(2, 4))
+        assert free.take_together(2, "gpu", {"n0": 1}) == allocation(n1=2)
+        assert free.take_together(2, "gpu", {"n0": 1, "n1": 1}) == allocation(n0=2)
+
+    def test_whoever_runs_stays_and_is_not_moved_for_one_behind_it(self):
+        runs = job("a", 0, 2, {"n0": 1, "n1": 1})
+        waits = job("b", 1, 2, single_node=True)
+        assert self.plan(snapshot(cluster(2, 2), runs, waits)) == {"a": {"n0": 1, "n1": 1}}
+
+    def test_whoever_runs_moves_for_one_before_it(self):
+        runs = job("a", 1, 2, {"n0": 1, "n1": 1})
+        waits = job("b", 0, 2, single_node=True)
+        assert self.plan(snapshot(cluster(2, 2), runs, waits)) == {"a": {"n1": 2}, "b": {"n0": 2}}
+
+    def test_jobs_that_may_be_anywhere_fill_what_is_left(self):
+        jobs = [job("a", 0, 3), job("b", 1, 3, single_node=True), job("c", 2, 2, single_node=True)]
+        assert self.plan(snapshot(cluster(4, 4), *jobs)) == {"b": {"n0": 3}, "c": {"n1": 2}, "a": {"n1": 2, "n0": 1}}
+
+    def test_one_that_fits_on_no_node_waits_and_blocks_where_the_order_is_strict(self):
+        jobs = [job("a", 0, 5, single_node=True), job("b", 1, 5)]
+        moment = snapshot(cluster(4, 4), *jobs)
+        assert list(self.plan(moment)) == ["b"]
+        assert self.plan(moment, strict=True) == {}
+
+    def test_a_type_with_fewer_gpus_is_taken_if_only_that_has_such_a_node(self):
+        nodes = Cluster.of(*(Node(NodeId(f"a{i}"), 1, "a100") for i in range(8)), Node(NodeId("t0"), 4, "t4"))
+        assert self.plan(snapshot(nodes, job("a", 0, 2, single_node=True))) == {"a": {"t0": 2}}
+
+    def test_what_is_held_of_several_nodes_cannot_be_kept(self):
+        split = job("a", 0, 2, {"n0": 1, "n1": 1}, single_node=True, preemptible=False)
+        moment = snapshot(cluster(2, 2), split)
+        assert pinned(moment, Free(moment.cluster)) == {}
+        assert settled([split], moment.cluster) == []
+        assert self.plan(moment) == {"a": {"n0": 2}}
 
 
 class TestPackedShapes:

@@ -36,8 +36,10 @@ from pollux.core import (
     StartJob,
     StopJob,
     StopReason,
+    Trigger,
 )
-from pollux.scheduler import MemoryLog, Scheduler, SchedulerOptions
+from pollux.errors import IllegalTransition
+from pollux.scheduler import MemoryLog, Scheduler, SchedulerOptions, SchedulerState
 from pollux.scheduler.invariants import violations
 
 PREEMPTED, PAUSED, CANCELLED, SUPERSEDED = StopReason
@@ -50,8 +52,8 @@ def gpus(**counts):
 class Script:
     """A scheduler with two nodes of four GPUs, `a` and `b`, and jobs `x`, `y` …; time passes by `at` only."""
 
-    def __init__(self, jobs="x", in_place=True, **spec):
-        self.scheduler = Scheduler(options=SchedulerOptions(in_place=in_place))
+    def __init__(self, jobs="x", in_place=True, options=None, **spec):
+        self.scheduler = Scheduler(options=options or SchedulerOptions(in_place=in_place))
         self.now = 0.0
         self.tell(NodeJoined(Node("a", 4)), NodeJoined(Node("b", 4)))
         self.tell(*(JobSubmitted(JobSpec(name, **spec)) for name in jobs))
@@ -431,6 +433,73 @@ class TestEnds:
         assert script.phase() is Phase.RUNNING
 
 
+RETRYING = SchedulerOptions(retry_pause_s=10.0, max_retry_pause_s=25.0)
+FAILING = replace(RETRYING, abandoned_starts_fail=True)
+
+
+class TestRetries:
+    def fails_at(self, script, now):
+        script.at(now).run(x=gpus(a=1))
+        script.tell(JobFailed("x", script.job().generation, "out of memory", 1))
+        return script.job().retry_at_s
+
+    def test_the_pause_doubles_with_every_failure_up_to_the_longest(self):
+        script = Script(options=RETRYING, retries=9)
+        assert [self.fails_at(script, now) for now in (0.0, 100.0, 200.0, 300.0)] == [10.0, 120.0, 225.0, 325.0]
+        assert RETRYING.retry_pause_after_s(10**9) == 25.0
+
+    def test_a_job_that_waits_for_its_next_try_is_in_no_snapshot_and_given_nothing(self):
+        script = Script("xy", options=RETRYING)
+        script.run(x=gpus(a=1))
+        script.tell(RoundDue(2), JobFailed("x", 1, "out of memory"))
+        assert script.tell(PlanMade(2, Plan.of({"x": gpus(a=1)}))) == [], "a plan made before it failed"
+        assert script.at(9.9).plan(x=gpus(a=1)) == []
+        assert list(script.state.snapshot().jobs) == ["y"]
+        (asked,) = script.at(10.0).tell(RoundDue(4))
+        assert list(asked.snapshot.jobs) == ["x", "y"]
+        assert script.tell(PlanMade(4, Plan.of({"x": gpus(a=1)}))) == [StartJob("x", 2, gpus(a=1))]
+        assert script.job().retry_at_s is None
+
+    def test_nobody_waits_for_a_next_try_once_it_has_ended(self):
+        script = Script(options=RETRYING, retries=1)
+        self.fails_at(script, 0.0)
+        assert self.fails_at(script, 50.0) is None
+        assert script.phase() is Phase.FAILED
+        script = Script(options=RETRYING)
+        self.fails_at(script, 0.0)
+        script.tell(JobCancelled("x"))
+        assert (script.phase(), script.job().retry_at_s) == (Phase.CANCELLED, None)
+
+    def test_without_a_pause_the_next_try_is_due_at_once(self):
+        script = Script()
+        assert self.fails_at(script, 0.0) is None
+        assert "x" in script.state.snapshot().jobs
+
+    def test_a_start_that_is_given_up_again_and_again_ends_as_a_failure_if_that_is_wanted(self):
+        script = Script(options=FAILING, retries=1)
+        script.plan(x=gpus(a=2))
+        assert script.tell(GenerationAbandoned("x", 1, "no word from replica 0")) == []
+        job = script.job()
+        assert (job.phase, job.num_failures, job.exit_reason, job.retry_at_s) == (
+            Phase.PENDING, 1, "no word from replica 0", 10.0,
+        )  # fmt: skip
+        script.at(10.0).plan(x=gpus(a=2))
+        script.tell(GenerationAbandoned("x", 2, "still none"))
+        assert (script.phase(), script.job().exit_reason, script.job().exit_code) == (Phase.FAILED, "still none", None)
+        assert script.state.occupancy.used == {}
+
+    def test_a_resize_that_is_given_up_is_no_failure(self):
+        script = resizing(Script(options=FAILING))
+        script.tell(GenerationAbandoned("x", script.job().issued_generation))
+        assert (script.phase(), script.job().num_failures) == (Phase.RUNNING, 0)
+
+    def test_starts_that_are_given_up_are_no_failures_otherwise(self):
+        script = Script(options=RETRYING, retries=0)
+        script.plan(x=gpus(a=2))
+        script.tell(GenerationAbandoned("x", 1))
+        assert (script.phase(), script.job().num_failures, script.job().retry_at_s) == (Phase.PENDING, 0, None)
+
+
 class TestNodes:
     def test_a_job_whose_nodes_are_all_gone_waits_at_once_and_this_is_no_failure(self):
         script = running(Script())
@@ -532,6 +601,19 @@ class TestTimeAndLog:
         back = Scheduler(MemoryLog(script.scheduler.log.records()))
         assert back.state == script.state
         assert back.outstanding() == owed
+
+    def test_it_goes_on_from_what_was_saved(self):
+        script = resizing(Script("xy"))
+        script.scheduler.save()
+        script.tell(JobCancelled("y"))
+        back = Scheduler(MemoryLog(script.scheduler.log.records(), script.scheduler.log.latest()))
+        assert back.state == script.state
+        assert back.outstanding() == script.scheduler.outstanding()
+
+    def test_what_was_saved_tells_the_same_story_of_an_illegal_step(self):
+        state = SchedulerState.restored(running(Script()).state.saved())
+        with pytest.raises(IllegalTransition, match="0 s: submitted → pending"):
+            state.move(state.jobs["x"], Trigger.START)
 
     def test_states_with_other_histories_differ(self):
         assert Script().state != running(Script()).state

@@ -39,7 +39,7 @@ from pollux.core import (
     StopReason,
     codec,
 )
-from pollux.scheduler import MemoryLog, Record, Scheduler, SchedulerOptions
+from pollux.scheduler import MemoryLog, Record, SavedState, Scheduler, SchedulerOptions, SchedulerState
 from pollux.scheduler.invariants import violations
 from pollux.scheduler.reports import LEAVING
 
@@ -62,6 +62,7 @@ def _specs(draw):
         max_gpus=None if span is None else least + span,
         requested_gpus=least,
         rigid=draw(st.sampled_from([False, False, True])),
+        single_node=draw(st.sampled_from([False, False, True])),
         preemptible=draw(st.booleans()),
         retries=draw(st.integers(0, 2)),
     )
@@ -93,7 +94,13 @@ def random_plan(snapshot, seed):
     for job_id in rng.sample(sorted(snapshot.jobs), len(snapshot.jobs)):
         least, most = snapshot.jobs[job_id].spec.gpu_bounds
         size = rng.randint(least, min(most or 4, max(least, 4)))
-        if size <= len(free):
+        if snapshot.jobs[job_id].spec.single_node:
+            node = next((node for node, count in Counter(free).items() if count >= size), None)
+            if node is not None:
+                wanted[job_id] = Allocation.of({node: size})
+                for _ in range(size):
+                    free.remove(node)
+        elif size <= len(free):
             wanted[job_id] = Allocation.of(Counter(free.pop() for _ in range(size)))
     return Plan.of(wanted)
 
@@ -109,11 +116,12 @@ def rotated_plan(snapshot, seed):
 
 
 class Cluster(RuleBasedStateMachine):
-    in_place = True
+    options = SchedulerOptions()
 
     def __init__(self):
         super().__init__()
-        self.scheduler = Scheduler(options=SchedulerOptions(in_place=self.in_place))
+        self.scheduler = Scheduler(options=self.options)
+        self.twin = None  # restored from what was saved last, and told all since then
         self.world = World()
         self.now = 0.0
         self.step_s = 1.0
@@ -135,6 +143,9 @@ class Cluster(RuleBasedStateMachine):
         self.now += self.step_s
         before = (dict(self.state.jobs), dict(self.state.ended), dict(self.state.target), self.state.num_in_flight)
         actions = self.scheduler.handle(event, self.now)
+        if self.twin is not None:
+            assert self.twin.apply(event, self.now) == actions
+            assert self.twin == self.state
         after = (self.state.jobs, self.state.ended, self.state.target, self.state.num_in_flight)
         if is_stale:
             assert after == before
@@ -145,7 +156,7 @@ class Cluster(RuleBasedStateMachine):
         assert not (self.state.unsettled and not self.state.num_in_flight), f"{self.state.unsettled} wait for nothing"
         for action in actions:
             if isinstance(action, ResizeJob):
-                assert self.in_place
+                assert self.options.in_place
                 assert not self.state.jobs[action.job].spec.rigid
             self.world.do(action)
 
@@ -307,11 +318,21 @@ class Cluster(RuleBasedStateMachine):
         self.step_s = seconds
 
     @rule()
+    def save(self):
+        """At any moment; the state that comes of it lives on beside the first one."""
+        self.scheduler.save()
+        text = codec.dumps(self.state.saved())
+        self.twin = SchedulerState.restored(codec.loads(text, SavedState), self.options)
+        assert self.twin == self.state
+        assert self.twin.saved() == self.state.saved()
+
+    @rule()
     def crash(self):
         """The service comes back from its log alone, and tells the world again what it had told it."""
         written = [codec.dumps(record) for record in self.scheduler.log.records()]
-        back = Scheduler(MemoryLog(codec.loads(line, Record) for line in written), self.state.options)
-        assert back.state == self.state
+        records = [codec.loads(line, Record) for line in written]
+        back = Scheduler(MemoryLog(records, self.scheduler.log.latest()), self.options)
+        assert back.state == Scheduler(MemoryLog(records), self.options).state == self.state
         self.scheduler = back
         for action in back.outstanding():
             self.world.do(action)
@@ -347,7 +368,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 class RestartingCluster(Cluster):
-    in_place = False
+    options = SchedulerOptions(in_place=False, retry_pause_s=5.0, max_retry_pause_s=20.0, abandoned_starts_fail=True)
 
 
 LIMITS = settings(max_examples=EXAMPLES, stateful_step_count=50)

@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from tests.core.strategies import amounts, events
 
 from pollux.core import codec
-from pollux.scheduler import MemoryLog, Record
+from pollux.scheduler import MemoryLog, Record, SavedState
 from pollux.testing import StoreContract
 from pollux.testing.stores import RECORDS
 
@@ -14,7 +14,10 @@ class TestMemoryLog(StoreContract):
         return MemoryLog()
 
     def reopen(self, log):
-        return MemoryLog([codec.loads(codec.dumps(record), Record) for record in log.records()])
+        latest = log.latest()
+        if latest is not None:
+            latest = latest[0], codec.loads(codec.dumps(latest[1]), SavedState)
+        return MemoryLog([codec.loads(codec.dumps(record), Record) for record in log.records()], latest)
 
     def test_it_knows_its_length(self):
         assert len(self.filled()) == len(RECORDS)

@@ -8,6 +8,7 @@ from pollux.scheduler.occupancy import Occupancy
 from pollux.scheduler.trim import trimmed
 
 NODES = "abcd"
+NOW_S = 10.0
 allocations = st.dictionaries(st.sampled_from(NODES), st.integers(1, 4), min_size=1).map(Allocation.of)
 clusters = st.lists(st.builds(Node, st.sampled_from(NODES), st.integers(1, 6), schedulable=st.booleans()),
                     unique_by=lambda node: node.id).map(lambda nodes: Cluster.of(*nodes))  # fmt: skip
@@ -34,6 +35,7 @@ def situations(draw):
             max_gpus=draw(st.none() | st.integers(least, 6)),
             requested_gpus=least,
             rigid=draw(st.booleans()),
+            single_node=draw(st.sampled_from([False, False, True])),
         )
         held = draw(allocations)
         holds = draw(st.booleans()) and all(count <= room.get(node, 4) for node, count in held.gpus.items())
@@ -42,7 +44,9 @@ def situations(draw):
             phase = draw(st.sampled_from([Phase.RUNNING, Phase.STARTING, Phase.STOPPING, Phase.PAUSING]))
             jobs[spec.id] = Job(spec, 0.0, number, phase, 1, 1, allocation=held, held_since_s=0.0)
         else:
-            jobs[spec.id] = Job(spec, 0.0, number, draw(st.sampled_from([Phase.PENDING, Phase.PAUSED])))
+            retry_at_s = draw(st.sampled_from([None, None, NOW_S, NOW_S + 0.1]))
+            phase = draw(st.sampled_from([Phase.PENDING, Phase.PAUSED]))
+            jobs[spec.id] = Job(spec, 0.0, number, phase, retry_at_s=retry_at_s)
     names = st.sampled_from([*jobs, "nobody"])
     return Plan.of(draw(st.dictionaries(names, allocations))), jobs, cluster
 
@@ -51,7 +55,7 @@ def situations(draw):
 @given(situations())
 def test_what_is_left_of_any_plan_can_be_held(situation):
     plan, jobs, cluster = situation
-    target = trimmed(plan, jobs, cluster)
+    target = trimmed(plan, jobs, cluster, NOW_S)
     for node, count in total(target.values()).items():
         if node in cluster.capacity:
             assert count <= cluster.capacity[node]
@@ -59,6 +63,8 @@ def test_what_is_left_of_any_plan_can_be_held(situation):
         job = jobs[job_id]
         least, most = job.spec.gpu_bounds
         assert job.phase.may_be_given_gpus
+        assert job.retry_at_s in (None, NOW_S)
+        assert wanted == job.assigned or len(wanted.gpus) == 1 or not job.spec.single_node
         assert job_id in plan.allocations
         assert all(count <= plan[job_id].gpus.get(node, 0) for node, count in wanted.gpus.items()) or (
             wanted == job.assigned
@@ -72,8 +78,8 @@ def test_what_is_left_of_any_plan_can_be_held(situation):
 def test_a_plan_that_can_be_carried_out_is_left_as_it_is(situation):
     plan, jobs, cluster = situation
     waiting = {name: job for name, job in jobs.items() if not job.phase.holds_gpus}
-    once = trimmed(plan, waiting, cluster)
-    assert trimmed(Plan.of(once), waiting, cluster) == once
+    once = trimmed(plan, waiting, cluster, NOW_S)
+    assert trimmed(Plan.of(once), waiting, cluster, NOW_S) == once
 
 
 @settings(max_examples=100)
@@ -110,3 +116,14 @@ def _following(cluster):
     occupancy = Occupancy()
     occupancy.follow(cluster)
     return occupancy
+
+
+def test_a_plan_that_splits_a_job_of_a_single_node_leaves_it_where_it_is_or_waiting():
+    spec, cluster = JobSpec("x", single_node=True), Cluster.uniform(2, 4)
+    held = Allocation.of({"node-0": 2})
+    split = Plan.of({"x": Allocation.of({"node-0": 2, "node-1": 1})})
+    runs = Job(spec, 0.0, 0, Phase.RUNNING, 1, 1, allocation=held, held_since_s=0.0)
+    assert trimmed(split, {"x": runs}, cluster, NOW_S) == {"x": held}
+    assert trimmed(split, {"x": Job(spec, 0.0)}, cluster, NOW_S) == {}
+    gone = cluster.without("node-1")
+    assert trimmed(split, {"x": Job(spec, 0.0)}, gone, NOW_S) == {"x": held}, "what is left of it is on one node"

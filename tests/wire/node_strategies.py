@@ -26,9 +26,14 @@ from pollux.wire.nodes import (
     HostStore,
     Kill,
     Launch,
+    ListLogs,
     ListReplicas,
     ListRuns,
+    LogHere,
+    LogPart,
+    LogsHere,
     NodeDescription,
+    ReadLog,
     Refused,
     ReplicaHere,
     ReplicaList,
@@ -67,9 +72,11 @@ instructions = st.one_of(joins(), leaves)
 statuses = st.builds(
     ReplicaStatus, names, names, sizes, st.sampled_from(ReplicaPhase), generations, counts, counts, flags, times
 )
-launches = st.builds(Launch, job_names, names, st.lists(texts, max_size=2).map(tuple), names, maps(names, texts), texts)
+scripts = st.builds(Launch, job_names, names, st.lists(texts, max_size=2).map(tuple), names, maps(names, texts), texts)
+commands = st.builds(Launch, job_names, names, is_plain=st.just(True), gpus=sizes)
+launches = st.one_of(scripts, commands)
 seats = st.builds(Seat, names, counts, sizes, sizes, flags)
-replicas = st.builds(ReplicaHere, names, generations, sizes, maybe(statuses), exit_codes, texts)
+replicas = st.builds(ReplicaHere, names, generations, sizes, maybe(statuses), exit_codes, texts, texts)
 runs = st.builds(
     RunStatus,
     names,
@@ -82,6 +89,7 @@ runs = st.builds(
     st.lists(statuses, max_size=2).map(tuple),
 )
 addresses = maps(names, names)
+logs = st.builds(LogHere, names, counts, flags, times)
 
 NODE_MESSAGES = {
     Join: joins(),
@@ -95,7 +103,9 @@ NODE_MESSAGES = {
     RunStatus: runs,
     Runs: st.lists(runs, max_size=2).map(tuple).map(Runs),
     DescribeNode: st.just(DescribeNode()),
-    NodeDescription: st.builds(NodeDescription, names, sizes, texts, counts),
+    NodeDescription: st.builds(
+        NodeDescription, names, sizes, texts, counts, names, st.lists(names, max_size=2).map(tuple)
+    ),
     Seat: seats,
     Spawn: st.builds(Spawn, names, generations, launches, st.lists(seats, max_size=2).map(tuple), names),
     Tell: st.builds(Tell, names, names, instructions),
@@ -106,6 +116,11 @@ NODE_MESSAGES = {
     ListReplicas: st.builds(ListReplicas, names),
     ReplicaHere: replicas,
     ReplicaList: st.lists(replicas, max_size=2).map(tuple).map(ReplicaList),
+    ListLogs: st.builds(ListLogs, names),
+    LogHere: logs,
+    LogsHere: st.lists(logs, max_size=2).map(tuple).map(LogsHere),
+    ReadLog: st.builds(ReadLog, names, names, st.integers(-1000, 1000), sizes),
+    LogPart: st.builds(LogPart, texts, counts),
     Watch: st.builds(Watch, texts, flags),
     Done: st.just(Done()),
     Refused: st.builds(Refused, texts, flags),

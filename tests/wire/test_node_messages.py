@@ -28,3 +28,9 @@ def test_the_name_of_a_job_can_be_the_name_of_a_folder(name):
 def test_a_rank_lies_below_the_number_of_members():
     with pytest.raises(InvalidSpec, match="rank = 2: not below size = 2"):
         Join(JobId("j"), 1, 0, 2, 2, 1, "host:1")
+
+
+def test_only_a_plain_command_holds_several_slots():
+    assert Launch(JobId("j"), "make", is_plain=True, gpus=4).gpus == 4
+    with pytest.raises(InvalidSpec, match="gpus = 4: a replica of an elastic job holds one"):
+        Launch(JobId("j"), "/train.py", gpus=4)

@@ -109,6 +109,8 @@ class Adapter:
         self._clock = clock
         self.progress = 0.0
         """Iterations of M0 that all steps so far were worth."""
+        self.realloc_delay_s: float | None = None
+        """For how long training stood still when replicas last came or went as planned."""
         self.total_progress: float | None = None
         """What the loop at hand will have reached at its end."""
         # No floor under the variance: the published one would distort the noise of models with tiny gradients.
@@ -417,6 +419,7 @@ class Adapter:
             progress=Progress(self.progress, self.total_progress),
             proven_per_gpu_batch_size=self._memory.proven,
             largest_batch_size=self._largest(),
+            realloc_delay_s=self.realloc_delay_s,
         )
 
     # Checkpoints
@@ -437,6 +440,7 @@ class Adapter:
             "measure_shift": self._dealer.measuring.shift,
             "measured_in_vain": self._measured_in_vain,
             "beat_every": self._beat_every,
+            "realloc_delay_s": self.realloc_delay_s,
         }
 
     def load(self, state: dict[str, Any], *, keeps_given_config: bool) -> None:
@@ -461,3 +465,4 @@ class Adapter:
             self._dealer.measuring.shift = state.get("measure_shift", 0)
             self._measured_in_vain = state.get("measured_in_vain", 0)
         self._beat_every = state.get("beat_every", 1)
+        self.realloc_delay_s = state.get("realloc_delay_s")

@@ -10,6 +10,14 @@ POLLUX_STORE                             host:port of the store where the replic
 POLLUX_NEWCOMER                          1: others train already, and this one joins them when it is told to
 POLLUX_HEARTBEAT_S                       seconds from one sign of life to the next
 POLLUX_GROUP_TIMEOUT_S                   seconds after which a replica that waits for another takes it for lost
+
+What the job's specification says about batch sizes, in place of the script's options:
+
+POLLUX_INITIAL_BATCH_SIZE                M0, in place of the loader's batch size
+POLLUX_MAX_BATCH_SIZE                    the largest in all
+POLLUX_MIN_PER_GPU_BATCH_SIZE, POLLUX_MAX_PER_GPU_BATCH_SIZE
+POLLUX_BATCH_SIZE                        what to begin with, in place of M0
+POLLUX_FIXED_BATCH                       1: the batch size stays what it is in the beginning
 """
 
 from __future__ import annotations
@@ -20,6 +28,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVariables:
+    """What the job's owner asks for beside the script; None: as the script says."""
+
+    initial_batch_size: int | None = None
+    max_batch_size: int | None = None
+    min_per_gpu_batch_size: int | None = None
+    max_per_gpu_batch_size: int | None = None
+    batch_size: int | None = None
+    is_fixed: bool = False
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> BatchVariables:
+        names = ("initial_batch_size", "max_batch_size", "min_per_gpu_batch_size", "max_per_gpu_batch_size")
+        sizes = {name: _size(given, variable(name)) for name in (*names, "batch_size")}
+        for lower, upper in (
+            ("initial_batch_size", "max_batch_size"),
+            ("initial_batch_size", "batch_size"),
+            ("batch_size", "max_batch_size"),
+            ("min_per_gpu_batch_size", "max_per_gpu_batch_size"),
+        ):
+            low, high = sizes[lower], sizes[upper]
+            if low is not None and high is not None and low > high:
+                fix = f"Correct {lower} or {upper} in the job's specification"
+                raise InvalidSpec(variable(lower), low, f"greater than {variable(upper)} = {high}", fix)
+        fixed = given.get("POLLUX_FIXED_BATCH") or "0"
+        if fixed not in ("0", "1"):
+            raise InvalidSpec(
+                "POLLUX_FIXED_BATCH", fixed, "neither 0 nor 1", "Give 1 to keep the batch size, or unset it"
+            )
+        return cls(**sizes, is_fixed=fixed == "1")
+
+
+def variable(name: str) -> str:
+    """The one that stands for this option."""
+    return f"POLLUX_{name.upper()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +87,7 @@ class Environment:
     is_newcomer: bool = False
     heartbeat_s: float = 1.0
     group_timeout_s: float = 1800.0
+    batch: BatchVariables = field(default_factory=BatchVariables)
 
     @property
     def is_managed(self) -> bool:
@@ -73,6 +120,7 @@ class Environment:
             is_newcomer=given.get("POLLUX_NEWCOMER") == "1",
             heartbeat_s=_seconds(given, "POLLUX_HEARTBEAT_S", 1.0),
             group_timeout_s=_seconds(given, "POLLUX_GROUP_TIMEOUT_S", 1800.0),
+            batch=BatchVariables.read(given),
         )
 
 
@@ -85,6 +133,16 @@ def _whole(given: Mapping[str, str], name: str, default: int, least: int) -> int
     if value < least:
         raise InvalidSpec(name, text, f"not a whole number from {least} on", "Leave it to torchrun or Pollux to set it")
     return value
+
+
+def _size(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        fix = "Correct it in the job's specification, or unset it"
+        raise InvalidSpec(name, text, "not a whole number from 1 on", fix)
+    return int(text)
 
 
 def _seconds(given: Mapping[str, str], name: str, default: float) -> float:

@@ -1,12 +1,16 @@
-"""What a job may be told. Every field has a default that works; the first three are the ones people set."""
+"""What a job may be told by its script. Every field has a default that works; the first three are the ones people set.
+
+What its owner asks for in the job's specification (`BatchVariables`) comes before that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pollux.agent.environment import BatchVariables, variable
 from pollux.agent.preconditioners import Preconditioner
 from pollux.agent.rules import ScalingRule
 from pollux.core import BatchLimits, checks
@@ -17,6 +21,9 @@ SAFE_GROWTH = 32
 
 STEPS_A_PASS = 10
 """Without `max_batch_size`, a batch is at most this share of the data."""
+
+AS_WRITTEN = BatchVariables()
+"""The owner leaves all to the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +97,57 @@ class Options:
         for name in ("noise_budget", "report_every_s", "checkpoint_every_s"):
             checks.finite(InvalidSpec, name, getattr(self, name), 0, above=True)
 
-    def limits(self, initial_batch_size: int, pass_length: int | None) -> BatchLimits:
-        """The batch sizes that a job with this M0 may use."""
+    def told(self, asked: BatchVariables) -> Options:
+        """These options with what the owner asks for in their place."""
+        return replace(
+            self,
+            max_batch_size=asked.max_batch_size or self.max_batch_size,
+            min_per_gpu_batch_size=asked.min_per_gpu_batch_size or self.min_per_gpu_batch_size,
+            max_per_gpu_batch_size=asked.max_per_gpu_batch_size or self.max_per_gpu_batch_size,
+            adapt=self.adapt and not asked.is_fixed,
+            # A batch size that is to be kept, and is not M0, would otherwise be taken back to it.
+            guard=self.guard and (asked.batch_size is None or (self.adapt and not asked.is_fixed)),
+        )
+
+    def limits(
+        self, loader_batch_size: int, pass_length: int | None, asked: BatchVariables = AS_WRITTEN
+    ) -> BatchLimits:
+        """The batch sizes that a job may use. M0 is the loader's, unless the owner has asked for another one."""
+        initial = asked.initial_batch_size or loader_batch_size
         largest = self.max_batch_size
         if largest is None:
-            largest = SAFE_GROWTH * initial_batch_size
+            largest = SAFE_GROWTH * initial
             if pass_length is not None:
-                largest = max(initial_batch_size, min(largest, pass_length // STEPS_A_PASS))
-        if largest < initial_batch_size:
+                largest = max(initial, min(largest, pass_length // STEPS_A_PASS))
+            largest = max(largest, asked.batch_size or 0)
+        if largest < initial:
+            raise _too_small(initial, largest, asked)
+        if asked.batch_size is not None and not initial <= asked.batch_size <= largest:
             raise InvalidSpec(
-                "max_batch_size",
-                largest,
-                f"less than the batch size of the loader, {initial_batch_size}",
-                "Raise it, or lower the batch_size of the DataLoader: Pollux starts there and never goes below",
+                variable("batch_size"),
+                asked.batch_size,
+                f"not between the initial batch size {initial} and max_batch_size = {largest}",
+                "Correct batch_size in the job's specification, or give initial_batch_size or max_batch_size there",
             )
         per_gpu = min(self.max_per_gpu_batch_size or largest, largest)
         # Alone a job starts at M0 whatever the least is, and without adaptation it stays there.
-        least = min(self.min_per_gpu_batch_size, per_gpu, initial_batch_size) if self.adapt else 1
-        return BatchLimits(initial_batch_size, largest, least, per_gpu)
+        least = min(self.min_per_gpu_batch_size, per_gpu, initial) if self.adapt else 1
+        return BatchLimits(initial, largest, least, per_gpu)
+
+
+def _too_small(initial: int, largest: int, asked: BatchVariables) -> InvalidSpec:
+    """Who said the larger one, and who the smaller?"""
+    if asked.max_batch_size is None and asked.initial_batch_size is not None:
+        return InvalidSpec(
+            variable("initial_batch_size"),
+            initial,
+            f"greater than the script's max_batch_size = {largest}",
+            "Lower initial_batch_size in the job's specification, or give max_batch_size there",
+        )
+    name = "max_batch_size" if asked.max_batch_size is None else variable("max_batch_size")
+    return InvalidSpec(
+        name,
+        largest,
+        f"less than the batch size of the loader, {initial}",
+        "Raise it, or lower the batch_size of the DataLoader: Pollux starts there and never goes below",
+    )

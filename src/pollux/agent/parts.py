@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.agent.adapting import Adapter
-from pollux.agent.batching import initial_config
+from pollux.agent.batching import BatchConfig, fitted_to, initial_config
 from pollux.agent.dealing import Dealer
 from pollux.agent.environment import Environment
 from pollux.agent.loader import ENDLESS, TrainingLoader, source_of
@@ -30,6 +30,7 @@ from pollux.agent.stepping import Stepper
 from pollux.agent.stopwatch import CudaClock, HostClock, Stopwatch
 from pollux.agent.telling import Teller
 from pollux.agent.tuner import Tuner, TunerOptions
+from pollux.core import BatchLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,16 @@ class Parts:
     @classmethod
     def of(cls, given: Prepared, options: Options, environment: Environment, membership: Membership) -> Parts:
         """Put together for the user's objects."""
+        options = options.told(environment.batch)
         replicas = membership.replicas
         model = ReplicatedModel(given.model, options.ddp)
         source = source_of(given.loader, options, replicas)
-        initial_batch_size = given.loader.batch_size
-        assert initial_batch_size is not None
-        limits = options.limits(initial_batch_size, source.pass_length)
+        assert given.loader.batch_size is not None
+        limits = options.limits(given.loader.batch_size, source.pass_length, environment.batch)
+        initial_batch_size = limits.initial_batch_size
         dealer = Dealer(
             source.pass_length if source.is_bounded and source.pass_length else ENDLESS,
-            initial_config(limits, replicas.size),
+            _first_config(limits, replicas.size, environment.batch.batch_size),
             replicas.size,
         )
         depends = options.batch_dependent
@@ -112,6 +114,7 @@ class Parts:
         adapter.on_batch, adapter.on_verdict, adapter.on_tuned = teller.batch_changed, teller.verdict, teller.report
         loop.on_memory = teller.out_of_memory
         loader = TrainingLoader(given.loader, source, loop, iterations)
+        loader.batch_size = initial_batch_size
         parts = cls(
             given, replicas, model, loader, schedule, scaler, dealer, adapter, stepper, loop, saver, teller, iterations
         )
@@ -140,6 +143,13 @@ class Parts:
         self.adapter.close()
         self.saver.close()
         self.teller.close()
+
+
+def _first_config(limits: BatchLimits, num_gpus: int, wanted: int | None) -> BatchConfig:
+    """What the job begins with: M0, or what its owner has asked for."""
+    if wanted is None:
+        return initial_config(limits, num_gpus)
+    return fitted_to(BatchConfig(wanted, wanted, 1), limits, num_gpus)
 
 
 def _turn_of(loop: TrainingLoop, adapter: Adapter) -> Callable[[], Turn | None]:

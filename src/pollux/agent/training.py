@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -289,7 +290,8 @@ class Training:
 
         Planned: all members of the present group do so here.
         """
-        before = self._replicas.size
+        before, began_s, was_planned = self._replicas.size, time.monotonic(), is_planned
+        has_trained = self._membership.has_state
         if is_planned:
             self._let_go()
         self._parts.adapter.drop()
@@ -307,6 +309,8 @@ class Training:
                 is_planned = False
                 continue
             self._keep_random()
+            if was_planned and has_trained and not change.is_repair:
+                self._parts.adapter.realloc_delay_s = time.monotonic() - began_s
             self._parts.teller.replicas_changed(before, change.is_repair)
             return
 

@@ -80,6 +80,8 @@ class Measured:
     """The largest that has worked; 0 if none has been tried for long enough."""
     largest_batch_size: int
     """What the convergence guard allows now."""
+    realloc_delay_s: float | None = None
+    """For how long training stood still when replicas last came or went as planned."""
 
     def allowed(self, growth: float) -> BatchLimits:
         """The limits less what the guard forbids and what memory may not hold; what runs now counts as fitting."""
@@ -142,6 +144,7 @@ def tune(measured: Measured, warm: Mapping[str, Fit] = NO_FITS, options: TunerOp
             gradient=measured.gradient,
             throughput=FrozenMap({gpu_type: fitted.summary() for gpu_type, fitted in fits.items()}),
             progress=measured.progress,
+            realloc_delay_s=measured.realloc_delay_s,
         ),
         reason=decision.reason,
         throughput=outlook.throughput(kept) if outlook else None,

@@ -24,9 +24,11 @@ from rich.text import Text
 
 from pollux import __version__
 from pollux.cli import output
+from pollux.errors import Permanent, Temporary
 
 MIN_PYTHON = (3, 11)
 PROBE_TIMEOUT_S = 120.0
+SERVICE_TIMEOUT_S = 5.0
 DEFAULT_DATA = Path("../shared/data")  # seen from the root of a checkout, as in the Makefile
 
 
@@ -72,9 +74,11 @@ def examine() -> list[Check]:
         _package("matplotlib", "plots", "plot"),
         _torch(),
         *(_package(name, "the live service", "service") for name in ("starlette", "uvicorn")),
+        _package("yaml", "files of jobs", "service", "pyyaml"),
         _package("ray", "clusters provided by Ray", "ray"),
         _data(),
         _git(),
+        _service(),
         Check("cores", "machine", False, Status.OK, detail=f"{_cores()} usable"),
         Check("memory", "machine", False, Status.OK, detail=_memory()),
     ]
@@ -109,11 +113,15 @@ def _imported(name: str, purpose: str) -> Check:
     return Check(name, purpose, True, Status.OK, _version(name))
 
 
-def _package(name: str, purpose: str, extra: str | None = None) -> Check:
-    """A package that Pollux works without, by its metadata alone: loading it takes seconds."""
+def _package(name: str, purpose: str, extra: str | None = None, project: str | None = None) -> Check:
+    """A package that Pollux works without, by its metadata alone: loading it takes seconds.
+
+    `project`: what pip calls it, if that is something else.
+    """
+    project = project or name
     if _is_installed(name):
-        return Check(name, purpose, False, Status.OK, _version(name))
-    return Check(name, purpose, False, Status.MISSING, fix=_pip(_extra(extra, name) if extra else name))
+        return Check(name, purpose, False, Status.OK, _version(project))
+    return Check(name, purpose, False, Status.MISSING, fix=_pip(_extra(extra, project) if extra else project))
 
 
 def _torch() -> Check:
@@ -129,6 +137,25 @@ def _torch() -> Check:
         detail = f"does not load: {_one_line(failure)}"
         return Check("torch", purpose, False, Status.BROKEN, found.version, detail, _pip("torch", again=True))
     return Check("torch", purpose, False, Status.OK, found.version, f"{devices} CUDA devices")
+
+
+def _service() -> Check:
+    """Whether a cluster runs that this user would find; that none does is no fault."""
+    from pollux.cli.finding import find
+
+    purpose = "jobs of a live cluster"
+    try:
+        with find(timeout_s=SERVICE_TIMEOUT_S) as client:
+            health = client.health()
+            cluster = client.cluster()
+    except Exception as failure:  # whatever keeps it from answering is what is asked for
+        # Temporary: of the two sentences only the one that says what is wrong.
+        detail = str(failure.args[0] if isinstance(failure, Temporary) else failure)
+        is_absent = isinstance(failure, Permanent) and detail.startswith("No cluster runs")
+        status = Status.MISSING if is_absent else Status.BROKEN
+        return Check("cluster", purpose, False, status, detail=detail, fix="pollux up" if is_absent else None)
+    detail = f"{health.status} at {client.url}, {cluster.gpus} GPUs on {len(cluster.nodes)} nodes"
+    return Check("cluster", purpose, False, Status.OK, health.version, detail)
 
 
 def _data() -> Check:

@@ -1,24 +1,47 @@
 """The `pollux` command: its groups, its global options, and what a failure looks like.
 
-Exit codes: 0 done · 1 failed · 2 wrong input (as for a wrong option) · 70 a bug in Pollux · 130 Ctrl-C.
+Exit codes: 0 done · 1 failed · 2 wrong input (as for a wrong option) · 70 a bug in Pollux · 130 Ctrl-C; `run` and
+`wait` end as the job did (see `jobs.exit_code`).
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from pollux import __version__
-from pollux.cli import doctor, launch, node, output, profile, simulate, study, workload
-from pollux.errors import InvalidInput, PolluxError
+from pollux.cli import (
+    demo,
+    doctor,
+    down,
+    follow,
+    jobs,
+    launch,
+    node,
+    nodes,
+    output,
+    profile,
+    simulate,
+    study,
+    submit,
+    top,
+    up,
+    validate,
+    workload,
+)
+from pollux.errors import InvalidInput, PolluxError, Refusal, Temporary
 
 FAILED = 1
 INVALID_INPUT = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+UNAUTHORIZED = 401
+WRONG_REQUESTS = (400, 404, 422)
+"""What the service answers to wrong input."""
 
 
 class PolluxGroup(TyperGroup):
@@ -46,6 +69,13 @@ def _report(failure: Exception, debug: bool) -> int:
         case InvalidInput():
             output.error(str(failure))
             return INVALID_INPUT
+        case Refusal(status=status):
+            advice = " The token is not that of this service: see POLLUX_TOKEN_FILE." if status == UNAUTHORIZED else ""
+            output.error(f"{failure}{advice}")
+            return INVALID_INPUT if status in WRONG_REQUESTS else FAILED
+        case Temporary():
+            output.error(str(failure.args[0]))  # nobody tries again here
+            return FAILED
         case PolluxError():
             output.error(str(failure))
             return FAILED
@@ -82,17 +112,27 @@ def root(
     """Co-adaptive cluster scheduling for deep learning: GPUs, batch sizes and learning rates tuned for goodput."""
 
 
-app.command()(simulate.simulate)
-app.command()(simulate.compare)
-app.command()(study.sweep)
-app.command()(study.reproduce)
-app.command()(workload.policies)
-app.add_typer(workload.app, name="workload")
-app.add_typer(profile.app, name="profile")
-app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
-app.command()(launch.resize)
-app.command()(node.node)
-app.command()(doctor.doctor)
+CLUSTER, JOBS, SIMULATOR, ALONE = "The cluster", "Jobs", "Simulator and models", "This machine, without a cluster"
+NO_MIXING = {"allow_interspersed_args": False}
+"""What follows the first argument belongs to the user's own command."""
+
+_command: Callable[..., None]
+for _command in (demo.demo, up.up, down.down, nodes.nodes, nodes.drain, nodes.undrain, top.top, follow.events):
+    app.command(rich_help_panel=CLUSTER)(_command)
+app.command(rich_help_panel=JOBS, context_settings=NO_MIXING)(submit.run)
+app.command(rich_help_panel=JOBS, cls=submit.SubmitCommand)(submit.submit)
+for _command in (
+    *(validate.validate, jobs.ps, jobs.describe, follow.logs, jobs.wait),
+    *(jobs.pause, jobs.resume, jobs.cancel, jobs.scale),
+):
+    app.command(rich_help_panel=JOBS)(_command)
+for _command in (simulate.simulate, simulate.compare, study.sweep, study.reproduce, workload.policies):
+    app.command(rich_help_panel=SIMULATOR)(_command)
+app.add_typer(workload.app, name="workload", rich_help_panel=SIMULATOR)
+app.add_typer(profile.app, name="profile", rich_help_panel=SIMULATOR)
+app.command(rich_help_panel=ALONE, context_settings=NO_MIXING)(launch.launch)
+for _command in (launch.resize, node.node, doctor.doctor):
+    app.command(rich_help_panel=ALONE)(_command)
 
 
 def main() -> None:

@@ -53,6 +53,9 @@ def node(
     stuck_timeout: Annotated[
         float, typer.Option(metavar="S", help="Kill a replica for which the others have waited so long in a repair.")
     ] = 300.0,
+    keep_logs: Annotated[
+        float, typer.Option(metavar="DAYS", min=0.0, help="Remove the logs of jobs that ended so long ago.")
+    ] = 30.0,
 ) -> None:
     """Run the daemon of this machine: it starts, watches and ends the replicas of jobs.
 
@@ -73,5 +76,11 @@ def node(
     state = StateFolder(folder or pollux_home() / "node", token_file)
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
     run = RunOptions(ready_timeout_s=ready_timeout, node_timeout_s=node_timeout, stuck_timeout_s=stuck_timeout)
-    options = DaemonOptions(heartbeat_s=heartbeat, hang_after_s=hang_after, is_ephemeral=ephemeral, run=run)
+    options = DaemonOptions(
+        heartbeat_s=heartbeat,
+        hang_after_s=hang_after,
+        is_ephemeral=ephemeral,
+        keep_logs_s=keep_logs * 86400.0,
+        run=run,
+    )
     raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))

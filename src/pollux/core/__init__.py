@@ -31,7 +31,7 @@ from pollux.core.frozenmap import FrozenMap
 from pollux.core.ids import DEFAULT_GPU_TYPE, JobId, NodeId
 from pollux.core.job import Job, JobSpec
 from pollux.core.message import OfGeneration
-from pollux.core.model import BatchLimits, GradientStats, JobModel, Progress, ThroughputFit
+from pollux.core.model import BatchLimits, BatchWishes, GradientStats, JobModel, Progress, ThroughputFit
 from pollux.core.phase import TRANSITIONS, Phase, Trigger, next_phase
 from pollux.core.plan import Oracle, Plan, Snapshot
 from pollux.core.profile import Observation, ObservationKey, Profile
@@ -43,6 +43,7 @@ __all__ = [
     "Action",
     "Allocation",
     "BatchLimits",
+    "BatchWishes",
     "Cluster",
     "Event",
     "FrozenMap",

@@ -8,7 +8,7 @@ from pollux.core import checks
 from pollux.core.allocation import Allocation
 from pollux.core.frozenmap import FrozenMap
 from pollux.core.ids import JobId
-from pollux.core.model import BatchLimits, JobModel
+from pollux.core.model import BatchLimits, BatchWishes, JobModel
 from pollux.core.phase import Phase
 from pollux.core.profile import Profile
 from pollux.errors import InvalidSpec
@@ -24,7 +24,8 @@ class JobSpec:
     command: tuple[str, ...] = ()
     """Program and arguments, never passed through a shell."""
     working_dir: str = ""
-    env: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    env: FrozenMap[str, str] = field(default_factory=FrozenMap, repr=False)
+    """May hold secrets, which belong in no log."""
     checkpoint_dir: str = ""
     application: str | None = None
     """The kind of training task, opaque here: jobs of one kind behave alike."""
@@ -39,10 +40,15 @@ class JobSpec:
     """What the owner would choose; the size of a rigid job, and what policies that do not adapt sizes give."""
     rigid: bool = False
     """Runs on exactly `requested_gpus`: a script that cannot change its size."""
+    single_node: bool = False
+    """All its GPUs must be of one node: a program that knows nothing of other machines."""
     preemptible: bool = True
     """False: once it runs, it keeps at least `min_gpus` until it ends."""
 
     limits: BatchLimits | None = None
+    """What is known of its batch sizes before it runs; its agent reports the rest."""
+    batch: BatchWishes = field(default_factory=BatchWishes)
+    """Bounds of its batch sizes that its agent is told."""
     requested_batch_size: int | None = None
     """Total batch size that the owner would choose; None: the initial one."""
     fixed_batch: bool = False
@@ -70,9 +76,10 @@ class JobSpec:
         for name in ("application", "gpu_type"):
             if getattr(self, name) is not None:
                 checks.text(InvalidSpec, name, getattr(self, name))
-        for name in ("rigid", "preemptible", "fixed_batch"):
+        for name in ("rigid", "single_node", "preemptible", "fixed_batch"):
             checks.flag(InvalidSpec, name, getattr(self, name))
         checks.instance(InvalidSpec, "limits", self.limits, BatchLimits, optional=True)
+        checks.instance(InvalidSpec, "batch", self.batch, BatchWishes)
         checks.whole(InvalidSpec, "requested_batch_size", self.requested_batch_size, 1, optional=True)
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise InvalidSpec("priority", self.priority, "must be a whole number", "Give an int; 0 is ordinary")
@@ -90,10 +97,6 @@ class JobSpec:
             )
         if self.rigid and self.requested_gpus is None:
             raise InvalidSpec("requested_gpus", None, "a rigid job needs a size", "Say how many GPUs it runs on")
-        if self.fixed_batch and self.requested_batch_size is None and self.limits is None:
-            raise InvalidSpec(
-                "fixed_batch", True, "there is no batch size to keep", "Give requested_batch_size or limits"
-            )
 
     @property
     def gpu_bounds(self) -> tuple[int, int | None]:
@@ -101,6 +104,10 @@ class JobSpec:
         if self.rigid and self.requested_gpus is not None:
             return self.requested_gpus, self.requested_gpus
         return self.min_gpus, self.max_gpus
+
+    def can_be_on(self, num_nodes: int) -> bool:
+        """Whether it may have GPUs of so many nodes."""
+        return num_nodes <= 1 or not self.single_node
 
 
 _NOT_CHANGING = frozenset(phase for phase in Phase if not phase.holds_gpus) | {Phase.STARTING, Phase.RUNNING}
@@ -135,6 +142,8 @@ class Job:
     """Since when it occupies just what it does now; None while it holds nothing."""
     first_started_at_s: float | None = None
     """When it was first given GPUs."""
+    retry_at_s: float | None = None
+    """It failed and may not be given GPUs before then; None: at once."""
     finished_at_s: float | None = None
     exit_reason: str = ""
     exit_code: int | None = None
@@ -148,6 +157,7 @@ class Job:
         checks.finite(InvalidSpec, "attained_gpu_s", self.attained_gpu_s, 0)
         checks.finite(InvalidSpec, "held_since_s", self.held_since_s, None, optional=True)
         checks.finite(InvalidSpec, "first_started_at_s", self.first_started_at_s, None, optional=True)
+        checks.finite(InvalidSpec, "retry_at_s", self.retry_at_s, None, optional=True)
         checks.finite(InvalidSpec, "finished_at_s", self.finished_at_s, None, optional=True)
         if self.issued_generation < self.generation:
             raise InvalidSpec(
@@ -181,6 +191,10 @@ class Job:
     @property
     def id(self) -> JobId:
         return self.spec.id
+
+    def may_be_given_gpus_at(self, now_s: float) -> bool:
+        """Whether a plan of that moment may name it: by its phase, and as the pause after a failure is over."""
+        return self.phase.may_be_given_gpus and (self.retry_at_s is None or self.retry_at_s <= now_s)
 
     @property
     def occupied(self) -> Allocation:

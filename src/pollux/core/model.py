@@ -6,11 +6,11 @@ Only numbers live here, so that a model can be compared, stored and sent. The fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from pollux.core import checks
 from pollux.core.frozenmap import FrozenMap
-from pollux.errors import InvalidModel
+from pollux.errors import InvalidModel, InvalidSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,28 @@ class BatchLimits:
                 f"greater than max_per_gpu_batch_size = {self.max_per_gpu_batch_size}",
                 "Raise max_per_gpu_batch_size or lower min_per_gpu_batch_size",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWishes:
+    """What the owner of a job asks of its agent, in examples; None: as the script says."""
+
+    initial_batch_size: int | None = None
+    max_batch_size: int | None = None
+    min_per_gpu_batch_size: int | None = None
+    max_per_gpu_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            checks.whole(InvalidSpec, field_.name, getattr(self, field_.name), 1, optional=True)
+        for lower, upper in (
+            ("initial_batch_size", "max_batch_size"),
+            ("min_per_gpu_batch_size", "max_batch_size"),
+            ("min_per_gpu_batch_size", "max_per_gpu_batch_size"),
+        ):
+            low, high = getattr(self, lower), getattr(self, upper)
+            if low is not None and high is not None and low > high:
+                raise InvalidSpec(lower, low, f"greater than {upper} = {high}", f"Raise {upper} or lower {lower}")
 
 
 @dataclass(frozen=True, slots=True)

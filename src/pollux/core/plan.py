@@ -39,7 +39,10 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a policy may see. `jobs` holds those that may be given GPUs: not ended, paused or on their way there."""
+    """All that a policy may see. `jobs` holds those that may be given GPUs: not ended, paused or on their way there.
+
+    Nor those that failed and whose next try is not due yet.
+    """
 
     time_s: float
     round: int
@@ -85,10 +88,13 @@ class Plan:
         return self.allocations.get(job) or Allocation()
 
     def violations(self, snapshot: Snapshot) -> tuple[str, ...]:
-        """Why the cluster of the snapshot cannot hold this plan, one sentence each; empty if it can."""
+        """Why this plan cannot be held in the snapshot's cluster by its jobs, one sentence each; empty if it can."""
         found = [f"job {job!r} is not in the snapshot" for job in self.allocations if job not in snapshot.jobs]
         used: dict[NodeId, int] = {}
-        for allocation in self.allocations.values():
+        for job_id, allocation in self.allocations.items():
+            job = snapshot.jobs.get(job_id)
+            if job is not None and not job.spec.can_be_on(len(allocation.gpus)):
+                found.append(f"job {job_id!r} must be on one node, it was given {', '.join(allocation.gpus)}")
             for node_id, count in allocation.gpus.items():
                 used[node_id] = used.get(node_id, 0) + count
         for node_id, count in sorted(used.items()):

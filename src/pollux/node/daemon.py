@@ -11,18 +11,22 @@ import os
 import re
 import signal
 import socket
+import time
 from dataclasses import dataclass, field
 from functools import partial
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from pollux import __version__
 from pollux.core import JobId, NodeId
 from pollux.errors import PolluxError
+from pollux.node.devices import gpu_type, visible_devices
 from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import NodeFile, StateFolder
 from pollux.node.home import Home
 from pollux.node.hosting import Hosting
 from pollux.node.keeper_client import KeeperClient
+from pollux.node.logs import remove_old
 from pollux.node.run import RunOptions
 from pollux.node.serving import Server, Watchers
 from pollux.wire import AgentReport
@@ -32,6 +36,9 @@ log = logging.getLogger(__name__)
 
 PARENT_EVERY_S = 1.0
 RETRY_S = 1.0
+CLEAN_EVERY_S = 86400.0
+MAX_LOG_BYTES = 10 * 2**20
+"""Of node.log, before it becomes node.log.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,8 @@ class DaemonOptions:
     """Where other machines reach this one; empty: the host that it listens on, or its name if that is any."""
     is_ephemeral: bool = False
     """All replicas end with the daemon, and it with its parent process."""
+    keep_logs_s: float = 30 * 86400.0
+    """How long the logs of a job stay here after its end."""
     preload: tuple[str, ...] | None = None
     """What the keeper imports for replicas; None: torch and Pollux."""
     run: RunOptions = field(default_factory=RunOptions)
@@ -111,6 +120,7 @@ class Daemon:
             hosting.orphan()
             chores.append(asyncio.create_task(self._renew_keeper()))
 
+        devices = tuple(visible_devices(os.environ))
         hosting = Hosting(
             self.folder,
             self.node,
@@ -119,6 +129,7 @@ class Daemon:
             report,
             store_lost,
             slots=self._slots,
+            devices=devices,
             host=self._host,
             reached_at=reached_at,
             heartbeat_s=options.heartbeat_s,
@@ -126,7 +137,9 @@ class Daemon:
             keeper_timeout_s=options.run.ready_timeout_s,
         )
         home = Home(self.folder, self.node, hosting, watchers.publish, fingerprint, options.run)
-        description = NodeDescription(self.node, os.getpid(), __version__, self._slots)
+        description = NodeDescription(
+            self.node, os.getpid(), __version__, self._slots, gpu_type(devices), devices[: self._slots]
+        )
         server = Server(self.folder, description, hosting, home, watchers)
         keeper.on_exit, keeper.on_lost = hosting.ended, keeper_lost
         keeper.on_store_exit = lambda job, pid: hosting.store_ended(JobId(job), pid)
@@ -135,8 +148,12 @@ class Daemon:
             chores.append(asyncio.create_task(self._watch_parent(os.getppid())))
         try:
             await keeper.connect(self.folder.path, preload=options.preload)
-            await hosting.recover()
-            await home.recover()
+            if is_after_reboot := self.folder.is_after_reboot:
+                log.warning("The machine was restarted: what ran on node %s has stopped.", self.node)
+            await hosting.recover(is_after_reboot=is_after_reboot)
+            await home.recover(is_after_reboot=is_after_reboot)
+            self.folder.note_boot()
+            chores.append(asyncio.create_task(self._remove_old_logs(hosting, home)))
             before = self.folder.node_file()
             port = await server.listen(self._host, self._port, before.port if before else 0)
             self.address = f"{reached_at}:{port}"
@@ -173,6 +190,18 @@ class Daemon:
                 log.error("There is no keeper, so that no replica can be started: %s", error)
                 await asyncio.sleep(RETRY_S)
 
+    async def _remove_old_logs(self, hosting: Hosting, home: Home) -> None:
+        """Now and once a day."""
+
+        def is_wanted(job: JobId) -> bool:
+            return home.runs_job(job) or hosting.has_job(job)
+
+        while True:
+            for job in remove_old(self.folder, time.time() - self._options.keep_logs_s, is_wanted):
+                home.drop(job)
+                await asyncio.sleep(0)  # others have something to do as well
+            await asyncio.sleep(CLEAN_EVERY_S)
+
     async def _watch_parent(self, parent: int) -> None:
         while os.getppid() == parent:
             await asyncio.sleep(PARENT_EVERY_S)
@@ -197,7 +226,7 @@ def serve(
     daemon = Daemon(folder, node, host, port, slots, options, token_file=token_file)
     handlers: list[logging.Handler] = [
         logging.StreamHandler(),
-        logging.FileHandler(daemon.folder.log, encoding="utf-8"),
+        RotatingFileHandler(daemon.folder.log, maxBytes=MAX_LOG_BYTES, backupCount=3, encoding="utf-8"),
     ]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers)
     try:

@@ -21,7 +21,12 @@ MAX_FILES = 10_000
 
 
 def fingerprint(launch: Launch) -> str:
-    """64 hexadecimal digits. Reads files; those that have not changed since the last call are not read again."""
+    """64 hexadecimal digits; nothing of a plain command, which nobody joins.
+
+    Reads files; those that have not changed since the last call are not read again.
+    """
+    if launch.is_plain:
+        return ""
     script = Path(os.path.realpath(launch.script))
     root = script.parent
     seen = {script: _digest(script)}

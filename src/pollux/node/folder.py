@@ -5,6 +5,7 @@ lock             held by the one daemon that may use the folder
 node.json        the node, and where the daemon listens
 node.sock        the daemon's local socket
 keeper.sock      the keeper's
+boot_id          of the machine, when the daemon last started
 node.log
 jobs/JOB/run.json        the job, if it has its home here
 jobs/JOB/replicas.json   its replicas on this node
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidSpec, Permanent
+from pollux.node.processes import began_at
 from pollux.wire.frames import parse_address
 
 
@@ -91,6 +93,17 @@ class StateFolder:
         fields = {"node": file.node, "pid": file.pid, "host": file.host, "port": file.port}
         write(self.path / "node.json", json.dumps(fields))
 
+    @property
+    def is_after_reboot(self) -> bool:
+        """Whether the machine was restarted since `note_boot`. No if nobody knows."""
+        with suppress(OSError):
+            before = (self.path / "boot_id").read_text("ascii").strip()
+            return boot_id() not in ("", before)
+        return False
+
+    def note_boot(self) -> None:
+        write(self.path / "boot_id", boot_id())
+
     def leave(self, *, is_for_good: bool) -> None:
         """Remove the socket; also node.json if nothing of this node is left that another daemon could find."""
         self.socket.unlink(missing_ok=True)
@@ -109,10 +122,22 @@ class StateFolder:
     def replica_log(self, job: JobId, replica: str) -> Path:
         return self.job(job) / "logs" / f"{_plain('replica', replica)}.log"
 
+    def replica_logs(self, job: JobId) -> dict[str, Path]:
+        """All logs of the job here, by replica, the oldest first."""
+        found = {path.stem: path for path in (self.job(job) / "logs").glob("*.log")}
+        return {name: found[name] for name in sorted(found, key=_in_order)}
+
     def jobs(self) -> Iterator[JobId]:
         """The jobs that have left anything here."""
         for path in sorted((self.path / "jobs").glob("*/")):
             yield JobId(path.name)
+
+
+def boot_id() -> str:
+    """Another one each time the machine, or the container, is started; empty where the system does not tell."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()} {began_at(1)}"
+    return ""
 
 
 def is_locked(path: Path) -> bool:
@@ -156,6 +181,11 @@ def last_lines(path: Path, count: int, max_letters: int = 500) -> str:
     lines = [line for line in (" ".join(line.split()) for line in text.splitlines()) if line]
     plain = "".join(letter if letter.isprintable() else " " for letter in " | ".join(lines[-count:]))
     return plain if len(plain) <= max_letters else f"…{plain[-max_letters:]}"
+
+
+def _in_order(replica: str) -> tuple[list[int], str]:
+    """`2-3` comes before `10-4`: the generation that it was started for, then a running number."""
+    return [int(part) for part in replica.split("-") if part.isdecimal()], replica
 
 
 def _plain(field: str, name: str) -> str:

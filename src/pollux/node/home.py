@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from pollux.core import Allocation, Event, GenerationAbandoned, JobId, JobStopped, NodeId, StopReason
-from pollux.errors import InvalidSpec, PolluxError, Temporary
+from pollux.errors import InvalidSpec, Permanent, PolluxError, Temporary
 from pollux.node.folder import StateFolder
 from pollux.node.homed import HomedJob, Surroundings
 from pollux.node.hosting import Hosting
@@ -60,6 +60,10 @@ class Home:
             raise InvalidSpec("launch.job", launch.job, f"is not the job {job!r} of the request", "Name one job")
         if not request.allocation:
             raise InvalidSpec("allocation", {}, "holds nothing to run the job on", "Give it at least one GPU")
+        if launch.is_plain and request.allocation.num_gpus != 1:
+            fix = "Allocate 1 on the node that it is to run on; launch.gpus says how many slots it holds"
+            problem = "a plain command is one process"
+            raise InvalidSpec("allocation", dict(request.allocation.gpus), problem, fix)
         self._check_addresses(request.allocation, request.addresses)
         fingerprint = await asyncio.to_thread(self._fingerprint, launch)
         homed = self._jobs.get(job)
@@ -68,7 +72,7 @@ class Home:
             homed = self._jobs[job] = HomedJob(self._around, run, launch, request.addresses, fingerprint)
         async with homed.changing:
             try:
-                homed.run.store = await self._around.hosting.host_store(job)
+                homed.run.store = "" if launch.is_plain else await self._around.hosting.host_store(job)
                 orders = homed.run.start(request.generation, request.allocation, time.monotonic())
             except Exception:
                 if homed.run.is_over:
@@ -89,6 +93,8 @@ class Home:
         if homed is None:
             self._announce(GenerationAbandoned(job, request.generation, "The job does not run here."))
             return
+        if homed.launch.is_plain:
+            raise Permanent(f"Job {job} is a plain command, which keeps its GPUs. Stop it, and run it with others.")
         if not allocation:
             raise InvalidSpec("allocation", {}, "holds nothing to run the job on", "Stop the job instead")
         self._check_addresses(allocation, {**homed.addresses, **request.addresses})
@@ -136,6 +142,15 @@ class Home:
     def is_home_of(self, job: JobId) -> bool:
         return job in self._jobs
 
+    def runs_job(self, job: JobId) -> bool:
+        """Whether the job has its home here, and is not over."""
+        return job in self._jobs and not self._jobs[job].run.is_over
+
+    def drop(self, job: JobId) -> None:
+        """Forget a job that is over."""
+        if (homed := self._jobs.pop(job, None)) is not None:
+            homed.close()
+
     # What happens
 
     def hear(self, news: NodeNews) -> None:
@@ -154,8 +169,11 @@ class Home:
         log.warning("Job %s: its store is lost, and gets a successor.", job)
         await self._find_store(homed)
 
-    async def recover(self) -> None:
-        """Go on with the jobs of the daemon before."""
+    async def recover(self, *, is_after_reboot: bool = False) -> None:
+        """Go on with the jobs of the daemon before; after a restart of the machine, with what other nodes have of them.
+
+        Those that nothing is left of have stopped.
+        """
         for job in self._around.folder.jobs():
             path = self._around.folder.run_file(job)
             try:
@@ -171,7 +189,9 @@ class Home:
                 continue
             self._jobs[job] = homed
             log.info("Job %s is found again: %s.", job, homed.run.phase)
-            if not homed.run.is_over:
+            if is_after_reboot and not homed.run.is_over:
+                homed.lose_home()
+            if not homed.run.is_over and not homed.launch.is_plain:
                 try:
                     homed.run.store = await self._around.hosting.host_store(job)
                 except PolluxError as error:

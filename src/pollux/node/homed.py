@@ -10,23 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from pollux.core import (
     Event,
     FrozenMap,
-    JobFailed,
     JobId,
     NodeId,
-    ReplicaLost,
-    ReplicasReady,
     dumps,
     loads,
     register,
 )
 from pollux.errors import PolluxError
-from pollux.node.folder import StateFolder, last_lines, write
+from pollux.node.folder import StateFolder, write
 from pollux.node.hosting import UNKNOWN_EXIT, Hosting
 from pollux.node.members import SavedRun
 from pollux.node.orders import Announce, ForgetJob, KillReplica, Order, SpawnOn, TellReplica
@@ -35,9 +31,6 @@ from pollux.node.run import JobRun, RunOptions
 from pollux.wire.nodes import Forget, Kill, Launch, NodeNews, NodeRequest, ReplicaHere, Spawn, Tell
 
 log = logging.getLogger(__name__)
-
-QUOTED_LINES = 5
-"""How much of a failed replica's log goes into the reason of a failure."""
 
 
 @register
@@ -83,8 +76,6 @@ class HomedJob:
         self._timer: asyncio.TimerHandle | None = None
         self._heard: dict[str, object] = {}
         """How each replica stood when it last said something new."""
-        self._failures: list[tuple[NodeId, ReplicaHere]] = []
-        """Replicas that ended badly since the members last formed, the first one first."""
 
     @classmethod
     def restored(cls, around: Surroundings, job: JobId) -> HomedJob:
@@ -112,7 +103,6 @@ class HomedJob:
     def begin(self, launch: Launch, fingerprint: str) -> None:
         """Another run of the job starts, with this code."""
         self.launch, self.fingerprint = launch, fingerprint
-        self._failures.clear()
         self._heard.clear()
 
     def find_nodes(self) -> None:
@@ -123,10 +113,12 @@ class HomedJob:
         if around.node in self.run.nodes:
             self._node_back(around.node, around.hosting.replicas(self.job))
 
+    def lose_home(self) -> None:
+        """After a restart of this machine, before `find_nodes`: what the run had here is gone."""
+        self.carry_out(self.run.node_lost(self._around.node, time.monotonic()))
+
     def hear(self, node: NodeId, here: ReplicaHere) -> None:
         """A replica said something, or ended."""
-        if here.exit_code:
-            self._failures.append((node, here))
         orders = self.run.status(node, here, time.monotonic())
         standing = _standing(here)
         if orders or self._heard.get(here.replica) != standing:
@@ -142,9 +134,7 @@ class HomedJob:
         for order in orders:
             match order:
                 case Announce(event):
-                    self._around.announce(self._explained(event))
-                    if isinstance(event, ReplicasReady | ReplicaLost):
-                        self._failures.clear()
+                    self._around.announce(event)
                 case SpawnOn(node, generation, seats):
                     self._send(node, Spawn(job, generation, self.launch, seats, self.run.store))
                 case TellReplica(node, replica, instruction):
@@ -228,18 +218,8 @@ class HomedJob:
         log.warning("Node %s refuses %s of job %s: %s", node, type(request).__name__, self.job, error)
         if isinstance(request, Spawn):
             for seat in request.seats:
-                self.hear(node, ReplicaHere(seat.replica, request.generation, 0, None, UNKNOWN_EXIT))
-
-    def _explained(self, event: Event) -> Event:
-        """A failure with the last words of the replica that failed first, if they are at hand."""
-        if not isinstance(event, JobFailed):
-            return event
-        for node, here in self._failures:
-            if here.exit_code == event.exit_code and node == self._around.node:
-                words = last_lines(Path(here.log), QUOTED_LINES)
-                reason = f"{event.reason.rstrip('.')}. Last lines of {here.log}: {words}"
-                return replace(event, reason=reason) if words else event
-        return event
+                why = f"Its node refuses it: {error}"
+                self.hear(node, ReplicaHere(seat.replica, request.generation, 0, None, UNKNOWN_EXIT, "", why))
 
 
 def _standing(here: ReplicaHere) -> object:

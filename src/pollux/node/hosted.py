@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-import signal
-from contextlib import suppress
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.core import JobId
 from pollux.errors import StaleGeneration
+from pollux.node.devices import devices_of
+from pollux.node.folder import last_lines
+from pollux.node.members import LEFT_AS_ASKED
+from pollux.node.processes import began_at, send_signal
 from pollux.wire import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat
-from pollux.wire.replicas import Instruction, ReplicaStatus
+from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
+
+QUOTED_LINES = 5
+"""How much of a failed replica's log is its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,10 @@ class Record:
     """When the process began, in the kernel's own count: tells it from a later one with the same pid."""
     has_spoken: bool
     exit_code: int | None = None
+    more_slots: tuple[int, ...] = ()
+    """Of a plain command, beside `slot`."""
+    is_plain: bool = False
+    is_leaving: bool = False
 
 
 @dataclass(slots=True)
@@ -36,10 +47,12 @@ class Hosted:
     job: JobId
     replica: str
     generation: int
-    slot: int
+    slots: tuple[int, ...]
     log: Path
     heard_at_s: float
     """When it last gave a sign of life; its silence counts from here."""
+    is_plain: bool = False
+    """A command that never says a word: its daemon speaks for it."""
     pid: int = 0
     """0: the keeper is at it."""
     began: int = 0
@@ -56,6 +69,7 @@ class Hosted:
     is_hung: bool = False
     is_orphan: bool = False
     """Its keeper is gone: nobody will tell its exit code."""
+    last_words: str = ""
 
     @property
     def tag(self) -> str:
@@ -68,7 +82,9 @@ class Hosted:
 
     @property
     def here(self) -> ReplicaHere:
-        return ReplicaHere(self.replica, self.generation, self.pid, self.status, self.exit_code, str(self.log))
+        return ReplicaHere(
+            self.replica, self.generation, self.pid, self.status, self.exit_code, str(self.log), self.last_words
+        )
 
     def note(self, instruction: Instruction) -> None:
         """Keep it as the newest one; `StaleGeneration` if a later one is known."""
@@ -78,31 +94,39 @@ class Hosted:
 
     @property
     def record(self) -> Record:
-        return Record(self.replica, self.generation, self.slot, self.pid, self.began, self.has_spoken, self.exit_code)
+        slot, *more = self.slots
+        return Record(
+            self.replica,
+            self.generation,
+            slot,
+            self.pid,
+            self.began,
+            self.has_spoken,
+            self.exit_code,
+            tuple(more),
+            self.is_plain,
+            self.is_leaving,
+        )
 
+    def begin(self, pid: int) -> None:
+        """It is that process. A plain command is then as far as a replica that trains."""
+        self.pid, self.began = pid, began_at(pid)
+        if self.is_plain:
+            phase, now_s = ReplicaPhase.TRAINING, time.time()
+            self.status = ReplicaStatus(self.job, self.replica, pid, phase, self.generation, 0, 0, True, now_s)
 
-def is_running(pid: int, began: int) -> bool:
-    """Whether the process of that number is still the one that began then."""
-    return pid > 0 and began_at(pid) == began
+    def note_end(self, exit_code: int) -> None:
+        """It has ended. Of one that ended badly, the end of its log is kept.
 
+        A plain command has its own way to leave when it is asked to, and that may well be 0: it was not its end.
+        """
+        self.exit_code = LEFT_AS_ASKED if self.is_plain and self.is_leaving and exit_code == 0 else exit_code
+        if self.exit_code not in (0, LEFT_AS_ASKED):
+            self.last_words = self.last_words or last_lines(self.log, QUOTED_LINES)
 
-def began_at(pid: int) -> int:
-    """When a process began, in the kernel's ticks; 0: there is none, it has ended, or the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def send_signal(pid: int, number: int, *, whole_session_only: bool = False) -> None:
-    """To the process; 9 to everything in its session as well: what it started must not outlive it."""
-    with suppress(ProcessLookupError, PermissionError):
-        if pid > 0 and number == signal.SIGKILL:
-            os.killpg(pid, number)
-    with suppress(ProcessLookupError, PermissionError):
-        if pid > 0 and not whole_session_only:
-            os.kill(pid, number)
+    def send(self, number: int) -> None:
+        """To its process; to those that a plain command has started as well, for they know nothing of each other."""
+        send_signal(self.pid, number, to_session=self.is_plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +136,8 @@ class Told:
     socket: str
     token_file: str
     heartbeat_s: float = 1.0
+    devices: tuple[str, ...] = ()
+    """GPUs of this node, by slot."""
 
     def variables(
         self, launch: Launch, seat: Seat, generation: int, slot: int, num_here: int, store: str
@@ -138,4 +164,15 @@ class Told:
             told["POLLUX_CHECKPOINT_DIR"] = launch.checkpoint_dir
         if "OMP_NUM_THREADS" not in {**os.environ, **launch.environment}:
             told["OMP_NUM_THREADS"] = "1"  # else each replica takes all cores of the node
+        return told
+
+    def plain_variables(self, launch: Launch, slots: Sequence[int]) -> dict[str, str]:
+        """The same for a plain command: nothing that would let it talk to the daemon."""
+        told = {"POLLUX_JOB": launch.job, "PYTHONUNBUFFERED": "1"}
+        if launch.checkpoint_dir:
+            told["POLLUX_CHECKPOINT_DIR"] = launch.checkpoint_dir
+        if self.devices:
+            told["CUDA_VISIBLE_DEVICES"] = devices_of(slots, self.devices)
+        elif "OMP_NUM_THREADS" not in {**os.environ, **launch.environment}:
+            told["OMP_NUM_THREADS"] = str(len(slots))
         return told

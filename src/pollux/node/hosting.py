@@ -12,16 +12,18 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
 from pollux.node.folder import StateFolder
-from pollux.node.hosted import Hosted, Told, began_at, is_running, send_signal
+from pollux.node.hosted import Hosted, Told
 from pollux.node.keeper_client import Child, NoKeeper
 from pollux.node.links import Links, hand
 from pollux.node.members import LEFT_AS_ASKED
+from pollux.node.processes import began_at, is_running, send_signal
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn
@@ -60,6 +62,7 @@ class Hosting:
         on_store_lost: Callable[[JobId], None],
         *,
         slots: int,
+        devices: tuple[str, ...] = (),
         host: str,
         reached_at: str,
         heartbeat_s: float = 1.0,
@@ -77,7 +80,7 @@ class Hosting:
         self._reached_at = reached_at
         self._hang_after_s = hang_after_s
         self._keeper_timeout_s = keeper_timeout_s
-        self._told = Told(folder.address, str(folder.token_file), heartbeat_s)
+        self._told = Told(folder.address, str(folder.token_file), heartbeat_s, devices)
         self._roster = Roster(folder)
         self.links = Links(self._roster, self._heard, on_report)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,10 +104,13 @@ class Hosting:
         num_here = sum(one.is_alive for one in here) + len(fresh)
         slots = self._roster.free_slots(self._slots)
         for seat in fresh:
-            slot, path = next(slots), logs[seat.replica]
-            hosted = Hosted(job, seat.replica, request.generation, slot, path, time.monotonic())
+            held, path = tuple(islice(slots, launch.gpus)), logs[seat.replica]
+            hosted = Hosted(job, seat.replica, request.generation, held, path, time.monotonic(), launch.is_plain)
             self._roster.add(hosted)
-            variables = self._told.variables(launch, seat, request.generation, slot, num_here, request.store)
+            if launch.is_plain:
+                variables = self._told.plain_variables(launch, held)
+            else:
+                variables = self._told.variables(launch, seat, request.generation, held[0], num_here, request.store)
             self._begin(self._start(hosted, launch, variables))
         self._roster.save(job)
 
@@ -117,19 +123,21 @@ class Hosting:
         hand(hosted, instruction)
 
     def kill(self, job: JobId, replica: str, number: int) -> None:
-        """15 goes to the replica alone, 9 to its whole session. Nothing happens to one that has ended, or to one that
-        was told to leave and is told so again."""
+        """15 goes to the replica alone, 9 to its whole session; both to all of a plain command. Nothing happens to one
+        that has ended, or to one that was told to leave and is told so again."""
         if number not in (signal.SIGTERM, signal.SIGKILL):
             raise InvalidSpec("signal", number, "is not sent to replicas", "Give 15 or 9")
         hosted = self._roster.find(job, replica)
         if hosted is None or not hosted.is_alive or (number == signal.SIGTERM and hosted.is_leaving):
             return
         hosted.is_leaving = True
+        with suppress(OSError):  # whatever is wrong with the disk, it is to end
+            self._roster.save(job)
         log.info("%s gets signal %d.", hosted.tag, number)
         if not hosted.pid:
             hosted.pending_signal = min(number, hosted.pending_signal or number)  # 9 beats 15
             return
-        send_signal(hosted.pid, number)
+        hosted.send(number)
 
     async def host_store(self, job: JobId) -> str:
         """Where other nodes reach the job's rendezvous store, which is started if there is none."""
@@ -148,7 +156,7 @@ class Hosting:
             if hosted.is_alive:
                 log.info("%s is left of a job that is over, and is ended.", hosted.tag)
                 hosted.pending_signal = signal.SIGKILL
-                send_signal(hosted.pid, signal.SIGKILL)
+                hosted.send(signal.SIGKILL)
             if hosted.link is not None:
                 hosted.link.close()
         store = self._roster.stores.get(job)
@@ -158,6 +166,14 @@ class Hosting:
     def replicas(self, job: JobId) -> tuple[ReplicaHere, ...]:
         """Those that live here, and the last that ended."""
         return tuple(hosted.here for hosted in self._roster.of(job))
+
+    def running(self, job: JobId) -> frozenset[str]:
+        """The names of those that live here."""
+        return frozenset(hosted.replica for hosted in self._roster.of(job) if hosted.is_alive)
+
+    def has_job(self, job: JobId) -> bool:
+        """Whether anything is known of the job here: it is not over then."""
+        return bool(self._roster.of(job)) or job in self._roster.stores
 
     # What happens to replicas
 
@@ -173,8 +189,12 @@ class Hosting:
 
     # What the daemon does by itself
 
-    async def recover(self) -> None:
-        """Find the replicas of the daemon before."""
+    async def recover(self, *, is_after_reboot: bool = False) -> None:
+        """Find the replicas of the daemon before; there are none if the machine was restarted since."""
+        if is_after_reboot:
+            for job in self._folder.jobs():
+                self._roster.drop(job)
+            return
         children = {child.tag: child for child in await self._keeper.children()}
         for job in self._folder.jobs():
             try:
@@ -195,12 +215,13 @@ class Hosting:
         if not hosted.is_alive:
             self._begin(self._forget(hosted.tag))
         elif child is not None:
-            hosted.pid, hosted.began = child.pid, began_at(child.pid)
+            hosted.begin(child.pid)
             if child.exit_code is not None:
                 self._end(hosted, child.exit_code)
         elif hosted.pid:
             hosted.is_orphan = True
-            self._bury_orphan(hosted)
+            if not self._bury_orphan(hosted):
+                hosted.begin(hosted.pid)
         else:
             self._roster.remove(hosted)  # it was about to be started: whoever wants it asks again
 
@@ -282,14 +303,16 @@ class Hosting:
             return
         except (PolluxError, OSError) as error:
             log.error("%s cannot be started: %s", hosted.tag, error)
+            hosted.last_words = f"It cannot be started: {error}"
             self._end(hosted, UNKNOWN_EXIT)
             return
         if not hosted.is_alive:
             return
-        hosted.pid, hosted.began = pid, began_at(pid)
-        log.info("%s of generation %d began with pid %d in slot %d.", hosted.tag, hosted.generation, pid, hosted.slot)
+        hosted.begin(pid)
+        slots = " ".join(map(str, hosted.slots))
+        log.info("%s of generation %d began with pid %d in slot %s.", hosted.tag, hosted.generation, pid, slots)
         if hosted.pending_signal:
-            send_signal(pid, hosted.pending_signal)
+            hosted.send(hosted.pending_signal)
         if self._roster.find(hosted.job, hosted.replica) is hosted:
             self._roster.save(hosted.job)
             self._tell_news(hosted)
@@ -314,7 +337,7 @@ class Hosting:
     def _end(self, hosted: Hosted, exit_code: int) -> None:
         if not hosted.is_alive:
             return
-        hosted.exit_code = exit_code
+        hosted.note_end(exit_code)
         send_signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
         log.info("%s ended with %d%s.", hosted.tag, exit_code, ": it was hung" if hosted.is_hung else "")
         if hosted.link is not None:

@@ -1,4 +1,4 @@
-"""The keeper of a node: a process that has torch loaded, and forks replicas and stores from itself. Linux.
+"""The keeper of a node: a process that has torch loaded, and forks replicas, commands and stores from itself. Linux.
 
     python -P -m pollux.node.keeper --dir FOLDER [--preload torch,torch._dynamo,pollux.torch] [--idle-s 600]
 
@@ -30,8 +30,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pollux
+from pollux.node.commands import run_command
 from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_log
 from pollux.node.lines import Lines, Message
+from pollux.node.processes import children, end_leftovers
 from pollux.node.template_pool import Start, Templates
 from pollux.node.templates import run_replica
 
@@ -51,6 +53,7 @@ Answer: TypeAlias = Callable[[Message], None]
 class Replica:
     tag: str
     pid: int
+    is_command: bool = False
     exit_code: int | None = None
 
 
@@ -81,7 +84,7 @@ class Keeper:
         self._stores: dict[str, Store] = {}
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
-        self._templates = Templates(self._selector, self._release, self._began, self._failed, self._fork_plain)
+        self._templates = Templates(self._selector, self._release, self._began, self._failed, self._fork_here)
         # Replicas come to us when the process that forked them ends.
         self._can_adopt = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -145,6 +148,8 @@ class Keeper:
                     "fingerprint": str(code),
                 }:
                     self._spawn(Start(tag, self._program(**program), file), code, answer)
+                case {"do": "run_command", "tag": str(tag), "program": dict(program), "log": str(file)}:
+                    self._spawn(Start(tag, Program(**program), file, is_command=True), "", answer)
                 case {"do": "host_store", "job": str(job), "host": str(host)}:
                     self._host_store(job, host, answer)
                 case {"do": "children"}:
@@ -185,26 +190,27 @@ class Keeper:
             return
         self._answers[start.tag] = [answer]
         try:
-            is_taken = self._can_adopt and self._templates.take(start, fingerprint)
+            is_taken = self._can_adopt and not start.is_command and self._templates.take(start, fingerprint)
         except OSError as error:
             self._failed(start, f"finds no room for its template ({error})")
             return
         if not is_taken:
-            self._fork_plain(start)
+            self._fork_here(start)
 
-    def _fork_plain(self, start: Start) -> None:
+    def _fork_here(self, start: Start) -> None:
         if self._grace_s is not None:
             self._failed(start, "is not started: the keeper ends")
             return
+        role = run_command if start.is_command else run_replica
         try:
-            pid = fork(partial(run_replica, start.program, start.log), self._release)
+            pid = fork(partial(role, start.program, start.log), self._release)
         except OSError as error:
             self._failed(start, f"cannot be forked ({error})")
             return
         self._began(start, pid)
 
     def _began(self, start: Start, pid: int) -> None:
-        self._replicas[start.tag] = Replica(start.tag, pid)
+        self._replicas[start.tag] = Replica(start.tag, pid, start.is_command)
         log.info("%s is process %d.", start.tag, pid)
         for answer in self._answers.pop(start.tag):
             answer({"pid": pid})
@@ -285,6 +291,8 @@ class Keeper:
             if replica.pid == pid and replica.exit_code is None:
                 replica.exit_code = exit_code
                 log.info("%s, process %d, ended with %d.", replica.tag, pid, exit_code)
+                if replica.is_command:
+                    self._clear_after(replica)
                 self._tell_exit(replica)
                 return
         for job, store in list(self._stores.items()):
@@ -294,6 +302,13 @@ class Keeper:
                 for answer in store.answers:
                     answer({"error": f"The store of job {job} ended with {exit_code} before it served. {_advice()}"})
                 self._tell({"event": "store_exit", "job": job, "pid": pid})
+
+    def _clear_after(self, command: Replica) -> None:
+        """What a command started in other sessions, as torchrun does, has come to us and must not hold its GPUs."""
+        known = {one.pid for one in self._replicas.values()}
+        job = command.tag.partition("/")[0]
+        for pid in end_leftovers(set(children(os.getpid())) - known, f"POLLUX_JOB={job}"):
+            log.info("Process %d, which %s left behind, is ended.", pid, command.tag)
 
     def _tell_exit(self, replica: Replica) -> None:
         self._tell({"event": "exit", "tag": replica.tag, "pid": replica.pid, "exit_code": replica.exit_code})
@@ -339,7 +354,7 @@ class Keeper:
         end_s = time.monotonic() + grace_s
         while _has_children():
             if time.monotonic() >= end_s:
-                for pid in _children():
+                for pid in children(os.getpid()):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
@@ -372,11 +387,6 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _children() -> list[int]:
-    """Adopted ones among them."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def _listen(path: Path) -> socket.socket | None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Imports take seconds, and many times that on a machine that is busy with them on all cores."""
 POLL_S = 0.01
+MAX_LOG_BYTES = 10 * 2**20
+"""A new keeper begins a new log if that of the ones before is larger."""
 
 # Two libraries start threads of their own when they are loaded, unless told that one is enough; and what the keeper
 # prints is to be seen. The replicas have the environments that they are given.
@@ -122,18 +124,23 @@ class KeeperClient:
     async def spawn(self, tag: str, launch: Launch, environment: dict[str, str], log: Path) -> int:
         """Start a replica, called job/replica; its pid. Its environment: ours, then the launch's, then this.
 
+        A plain command gets none of our own POLLUX_… variables: they are for those who may talk to the daemon.
         A tag that was started before, and is not forgotten, is not started again: its pid is told, and its end if it
         has ended.
         """
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours = {name: text for name, text in os.environ.items() if not (launch.is_plain and name.startswith("POLLUX_"))}
         program = {
             "script": launch.script,
             "arguments": list(launch.arguments),
             "directory": launch.directory,
-            "environment": {**os.environ, **launch.environment, **environment},
+            "environment": {**ours, **launch.environment, **environment},
         }
-        code = fingerprint(launch)
-        answer = await self._ask("spawn", tag=tag, program=program, log=str(log.absolute()), fingerprint=code)
+        what = {"tag": tag, "program": program, "log": str(log.absolute())}
+        if launch.is_plain:
+            answer = await self._ask("run_command", **what)
+        else:
+            answer = await self._ask("spawn", **what, fingerprint=fingerprint(launch))
         return int(answer["pid"])
 
     async def host_store(self, job: JobId, host: str = "127.0.0.1") -> tuple[int, int]:
@@ -251,7 +258,11 @@ def _start(folder: Path, preload: Iterable[str] | None) -> subprocess.Popen[byte
     command = [sys.executable, "-P", "-m", "pollux.node.keeper", "--dir", str(folder.absolute())]
     if preload is not None:
         command += ["--preload", ",".join(preload)]
-    log_file = os.open(folder / "keeper.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    path = folder / "keeper.log"
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            path.replace(path.with_name("keeper.log.1"))
+    log_file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         process = subprocess.Popen(
             command,

@@ -9,7 +9,6 @@ with LocalCluster(nodes=2) as cluster:
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from pollux.core import NodeId, StopReason
 from pollux.errors import InvalidSpec, Permanent, PolluxError, Temporary
+from pollux.node.devices import visible_devices as visible_devices
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.launched import Launched
 from pollux.wire.frames import ask
@@ -246,16 +246,6 @@ class LocalCluster(Launched):
 
     def _jobs_that_run(self) -> list[str]:
         return [run.job for run in self.runs() if run.phase is not RunPhase.ENDED]
-
-
-def visible_devices(environment: Mapping[str, str]) -> list[str]:
-    """The CUDA devices that a process with this environment may use, as CUDA_VISIBLE_DEVICES names them."""
-    present = [name.removeprefix("nvidia") for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    if not present or listed is None:
-        return sorted(present, key=int)
-    names = [name.strip() for name in listed.split(",")]
-    return names[: next((at for at, name in enumerate(names) if not name or name.startswith("-")), len(names))]
 
 
 def slots_per_node(nodes: int, devices: Sequence[str]) -> int:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from pollux.errors import Permanent, PolluxError
-from pollux.node.hosted import Hosted, send_signal
+from pollux.node.hosted import Hosted
+from pollux.node.processes import send_signal
 from pollux.node.roster import Roster
 from pollux.wire import AgentReport, Peer
 from pollux.wire.replicas import Instruction, ReplicaStatus

@@ -37,6 +37,8 @@ class Replica:
     """It leaves, and no member has the state before it has given it away."""
     answered: tuple[int, ...] = ()
     """The generation and membership in which it was waiting when it was last given a new one."""
+    quote: str = ""
+    """If it ended badly: what its log says last."""
 
     @property
     def name(self) -> str:
@@ -87,6 +89,8 @@ class Replica:
         self.is_known = True
         if here.exit_code is not None:
             self.is_gone, self.exit_code = True, here.exit_code
+            source = f"Last lines of {here.log}: " if here.log else ""
+            self.quote = here.last_words and f"{source}{here.last_words}"
 
     def end_by(self, signal: int) -> None:
         """It must go. Nothing takes back a 9, nor a 15 but a 9."""
@@ -98,6 +102,10 @@ class Replica:
             return f"replica {self.name} was lost with node {self.node}"
         how = f"with exit code {self.exit_code}" if self.exit_code >= 0 else f"by signal {-self.exit_code}"
         return f"replica {self.name} on node {self.node} ended {how}"
+
+    def reason(self) -> str:
+        """Its obituary, and what it said itself."""
+        return f"{self.obituary()}. {self.quote}" if self.quote else self.obituary()
 
 
 @dataclass(frozen=True, slots=True)

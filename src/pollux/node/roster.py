@@ -10,7 +10,8 @@ from itertools import count
 
 from pollux.core import JobId, from_json, to_json
 from pollux.node.folder import StateFolder, write
-from pollux.node.hosted import Hosted, Record, is_running
+from pollux.node.hosted import Hosted, Record
+from pollux.node.processes import is_running
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +55,22 @@ class Roster:
         if saved.store is not None:
             self.stores[job] = saved.store
         for one in saved.replicas:
-            self.add(
-                Hosted(
-                    job,
-                    one.replica,
-                    one.generation,
-                    one.slot,
-                    self._folder.replica_log(job, one.replica),
-                    time.monotonic(),
-                    one.pid,
-                    one.began,
-                    one.has_spoken,
-                    one.exit_code,
-                )
+            hosted = Hosted(
+                job,
+                one.replica,
+                one.generation,
+                (one.slot, *one.more_slots),
+                self._folder.replica_log(job, one.replica),
+                time.monotonic(),
+                one.is_plain,
+                one.pid,
+                one.began,
+                one.has_spoken,
+                is_leaving=one.is_leaving,
             )
+            if one.exit_code is not None:
+                hosted.note_end(one.exit_code)
+            self.add(hosted)
         return self.of(job)
 
     def save(self, job: JobId) -> None:
@@ -101,7 +104,7 @@ class Roster:
 
     def free_slots(self, num_slots: int) -> Iterator[int]:
         """The lowest ones first; beyond the last slot if need be, for whoever gives out GPUs knows better."""
-        taken = {hosted.slot for hosted in self.alive()}
+        taken = {slot for hosted in self.alive() for slot in hosted.slots}
         for slot in (slot for slot in count() if slot not in taken):
             if slot >= num_slots:
                 log.warning("All %d slots of this node are taken; a replica gets number %d.", num_slots, slot)

@@ -168,7 +168,7 @@ class Rules:
             return False
         for replica in lost:
             if run.failure is None and replica.exit_code is not None:
-                run.failure = Failure(replica.obituary(), replica.exit_code)
+                run.failure = Failure(replica.reason(), replica.exit_code)
         if run.next is not None:
             self.abandon("the generation that trains has lost replicas" if lost else "the members lost each other")
             return True
@@ -236,7 +236,7 @@ class Rules:
             ended = next((newcomer for newcomer in run.newcomers if newcomer.is_gone), None)
             if ended is None:
                 return False
-            reason = f"{ended.obituary()} before it was ready"
+            reason = f"{ended.obituary()} before it was ready" + (f". {ended.quote}" if ended.quote else "")
         else:
             late = ", ".join(newcomer.name for newcomer in run.newcomers if not newcomer.is_ready)
             who = f"replica {late} was" if late else "the members were"

@@ -129,6 +129,14 @@ class JobRun:
                 self._rules.dispatch.respawn(replica)
         return self._rules.settle(now_s)
 
+    def node_lost(self, node: NodeId, now_s: float) -> list[Order]:
+        """The machine there was restarted, and all that it had of the job is gone, through no fault of the job."""
+        self._rules.dispatch.away.discard(node)
+        for replica in self._run.living():
+            if replica.node == node:
+                replica.is_gone = True
+        return self._rules.settle(now_s)
+
     def tick(self, now_s: float) -> list[Order]:
         """Time has passed. To be called at `next_deadline_s`; at other times it does no harm."""
         return self._rules.settle(now_s)

@@ -14,6 +14,7 @@ from pollux.errors import InvalidDocument, PolluxError, StaleGeneration, Tempora
 from pollux.node.folder import StateFolder
 from pollux.node.home import Home
 from pollux.node.hosting import Hosting
+from pollux.node.logs import list_logs, read_log
 from pollux.wire import Peer, accept
 from pollux.wire.nodes import (
     DescribeNode,
@@ -21,12 +22,14 @@ from pollux.wire.nodes import (
     Forget,
     HostStore,
     Kill,
+    ListLogs,
     ListReplicas,
     ListRuns,
     NodeAnswer,
     NodeDescription,
     NodeNews,
     NodeRequest,
+    ReadLog,
     Refused,
     ReplicaList,
     ReplicaNews,
@@ -182,6 +185,12 @@ class Server:
                 return Runs(self._home.runs())
             case ListReplicas(job):
                 return ReplicaList(self._hosting.replicas(job))
+            case ListLogs(job):
+                return await asyncio.to_thread(list_logs, self._folder, job, self._hosting.running(job))
+            case ReadLog(job, replica):
+                is_running = replica in self._hosting.running(job)
+                node = self._description.node
+                return await asyncio.to_thread(read_log, self._folder, node, request, is_running=is_running)
             case HostStore(job):
                 return StoreAt(await self._hosting.host_store(job))
             case RunJob():

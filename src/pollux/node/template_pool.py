@@ -30,6 +30,8 @@ class Start:
     tag: str
     program: Program
     log: str
+    is_command: bool = False
+    """Any program, not a script: no template is of use to it."""
 
     @property
     def job(self) -> str:
@@ -58,7 +60,7 @@ class Template:
 
 
 class Templates:
-    """Calls back, for every start that it took: `began` with its pid, `failed`, or `fork_plain` if no template will do.
+    """Calls back, for every start that it took: `began` with its pid, `failed`, or `fork_here` if no template will do.
 
     `release` closes, in a forked process, all that is the keeper's but one socket.
     """
@@ -69,13 +71,13 @@ class Templates:
         release: Callable[[], None],
         began: Callable[[Start, int], None],
         failed: Callable[[Start, str], None],
-        fork_plain: Callable[[Start], None],
+        fork_here: Callable[[Start], None],
     ) -> None:
         self._selector = selector
         self._release = release
         self._began = began
         self._failed = failed
-        self._fork_plain = fork_plain
+        self._fork_here = fork_here
         self._of_job: dict[str, Template] = {}
         self._open: set[Template] = set()
         """Those that may still speak, dropped ones among them."""
@@ -173,7 +175,7 @@ class Templates:
             del self._of_job[job]
         template.is_useless = True
         while template.waiting:
-            self._fork_plain(template.waiting.popitem()[1])
+            self._fork_here(template.waiting.popitem()[1])
 
     def _ask(self, template: Template, start: Start) -> None:
         given = start.program.environment
@@ -181,6 +183,6 @@ class Templates:
         if others or template.lines is None:
             log.info("%s is forked without its imports, which depend on %s.", start.tag, ", ".join(sorted(others)))
             del template.waiting[start.tag]
-            self._fork_plain(start)
+            self._fork_here(start)
         else:
             template.lines.send({"tag": start.tag, "log": start.log, "program": asdict(start.program)})

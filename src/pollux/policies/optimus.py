@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from math import inf
 from typing import ClassVar, NamedTuple
 
-from pollux.core import Allocation, FrozenMap, Job, JobId, JobSpec, Oracle, Plan, Shape, Snapshot
+from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, JobSpec, Oracle, Plan, Shape, Snapshot
 from pollux.policies.base import Policy, truth
-from pollux.policies.packing import Free, by_arrival, packed_shapes, pinned, place_all, type_for
+from pollux.policies.packing import (
+    Claims,
+    Free,
+    by_arrival,
+    hold_for,
+    packed_shapes,
+    pinned,
+    place_all,
+    seat_on_one_node,
+    type_for,
+)
 
 _UNKNOWN = Oracle()
 
@@ -49,7 +60,7 @@ class Optimus(Policy):
     One GPU at a time goes to the job whose remaining seconds it shortens most, the earliest on ties, until nobody
     gains. Times are those of the densest placement; a job of which nothing is known stays at its minimum. Jobs whose
     number of GPUs does not change stay where they are; the others are placed anew, the smallest first. Jobs that must
-    not be pre-empted get their minimum before all others.
+    not be pre-empted get their minimum before all others. Those that must be on one node grow where their minimum is.
     """
 
     needs_oracle: ClassVar[tuple[str, ...]] = ("remaining_iterations", "iteration_time_s")
@@ -62,7 +73,8 @@ class Optimus(Policy):
         oracle = truth(snapshot, "optimus")
         free = Free(snapshot.cluster)
         left = dict(free.by_type)
-        granted = _minimums(snapshot, free, left)
+        seats = _Seats(snapshot.cluster)
+        granted = _minimums(snapshot, free, left, seats)
         selected: list[tuple[Job, int, str]] = []
         remembered: dict[JobId, _Facts] = {}
         for kind in left:
@@ -72,7 +84,7 @@ class Optimus(Policy):
             facts = [self._facts_of(job, its, shapes) for job, its in zip(jobs, known, strict=True)]
             counts = grow(
                 [its.least for its in facts],
-                [its.most for its in facts],
+                [min(its.most, seats.most(job)) for job, its in zip(jobs, facts, strict=True)],
                 [1.0 if o.remaining_iterations is None else o.remaining_iterations for o in known],
                 [its.times for its in facts],
                 left[kind],
@@ -80,8 +92,9 @@ class Optimus(Policy):
             remembered.update((job.id, its) for job, its in zip(jobs, facts, strict=True))
             selected.extend(zip(jobs, counts, [kind] * len(jobs), strict=True))
         self._facts = remembered
+        allocations = seats.grown({job.id: count for job, count, _ in selected}, free)
+        selected = [item for item in selected if item[0].id not in allocations]
         selected.sort(key=lambda item: item[1])
-        allocations: dict[JobId, Allocation] = {}
         place_all(selected, free, allocations)
         return Plan(FrozenMap(allocations))
 
@@ -110,7 +123,7 @@ def most_gpus(job: Job, of_cluster: int) -> int:
 
 def grow(
     counts: Sequence[int],
-    most: Sequence[int],
+    most: Sequence[float],
     remaining: Sequence[float],
     times: Sequence[Mapping[int, float | None]],
     left: int,
@@ -149,7 +162,49 @@ def grow(
     return found
 
 
-def _minimums(snapshot: Snapshot, free: Free, left: dict[str, int]) -> dict[JobId, str]:
+class _Seats:
+    """Where the jobs are that must be on one node. Others give way to them, as their GPUs may be anywhere."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._free = Free(cluster)
+        self._by_job: dict[JobId, Allocation] = {}
+
+    def seat(self, job: Job, left: dict[str, int]) -> bool:
+        """Its minimum on one node, its own if there is room; `left`, GPUs of each type, is lowered by it."""
+        least = job.spec.gpu_bounds[0]
+        here = Allocation(FrozenMap(dict.fromkeys(job.assigned.gpus, least)))
+        kind = self._free.gpu_type(here)
+        if kind is not None and left[kind] >= least and hold_for(job, here, self._free, job.spec.gpu_type):
+            left[kind] -= least
+            self._by_job[job.id] = here
+        elif (seat := seat_on_one_node(job, least, self._free, left, Claims([]))) is not None:
+            self._by_job[job.id] = seat
+        return job.id in self._by_job
+
+    def gpu_type(self, job: Job) -> str:
+        kind = self._free.gpu_type(self._by_job[job.id])
+        assert kind is not None, f"the GPUs of {job.id} are of one node"
+        return kind
+
+    def most(self, job: Job) -> float:
+        """GPUs that it can have where it is; no limit for others."""
+        seat = self._by_job.get(job.id)
+        return inf if seat is None else seat.num_gpus + self._free.on_node(*seat.gpus)
+
+    def grown(self, counts: Mapping[JobId, int], free: Free) -> dict[JobId, Allocation]:
+        """What these jobs hold if each is to have so many GPUs; less where the node has not so many. Held in `free`."""
+        found: dict[JobId, Allocation] = {}
+        for job_id, seat in self._by_job.items():
+            (node,) = seat.gpus
+            more = min(counts[job_id] - seat.num_gpus, self._free.on_node(node))
+            if more:
+                self._free.hold(Allocation.of({node: more}))
+            found[job_id] = Allocation.of({node: seat.num_gpus + more})
+            free.hold(found[job_id])
+        return found
+
+
+def _minimums(snapshot: Snapshot, free: Free, left: dict[str, int], seats: _Seats) -> dict[JobId, str]:
     """The jobs that get their minimum, and the GPU type of each; `left` is lowered by what they get."""
     kept = pinned(snapshot, Free(snapshot.cluster))
     order = by_arrival(snapshot.jobs.values())
@@ -158,6 +213,10 @@ def _minimums(snapshot: Snapshot, free: Free, left: dict[str, int]) -> dict[JobI
     granted: dict[JobId, str] = {}
     for job in order:
         least = job.spec.gpu_bounds[0]
+        if job.spec.single_node:
+            if seats.seat(job, left):
+                granted[job.id] = seats.gpu_type(job)
+            continue
         kind = free.gpu_type(kept[job.id]) if job.id in kept else type_for(job, least, free, left)
         if kind is not None:
             left[kind] -= least

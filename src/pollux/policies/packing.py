@@ -1,11 +1,12 @@
 """Placement that policies share: counting what is free, choosing nodes, keeping jobs where they are.
 
 Nodes are chosen by the rule of the published baselines: again and again the node with most free GPUs. One job never
-gets GPUs of two types.
+gets GPUs of two types. A job that must be on one node gets the fullest that has room, so that larger ones find theirs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
@@ -95,6 +96,34 @@ class Free:
             left[position] -= num_gpus
             known, key = self._layout.on_one_node, (nodes[position], num_gpus)
             return known.get(key) or known.setdefault(key, Allocation(FrozenMap({nodes[position]: num_gpus})))
+        return self._take_apart(num_gpus, left, nodes)
+
+    def on_node(self, node: NodeId) -> int:
+        """Free GPUs of a schedulable node."""
+        kind, position = self._layout.places[node]
+        return self._left[kind][position]
+
+    def most_on_one_node(self, gpu_type: str) -> int:
+        """Free GPUs of the node of that type that has most."""
+        return max(self._left.get(gpu_type, ()), default=0)
+
+    def take_together(self, num_gpus: int, gpu_type: str, claims: Mapping[NodeId, int]) -> Allocation | None:
+        """Give out so many GPUs of one node of that type, or None if no node has them.
+
+        Of a node where they are free beside what others claim, if there is one; among those of the fullest (lowest id
+        on ties).
+        """
+        left, nodes = self._left.get(gpu_type, []), self._layout.nodes.get(gpu_type, ())
+        roomy = [position for position, count in enumerate(left) if count >= num_gpus]
+        if not roomy:
+            return None
+        best = min(roomy, key=lambda at: (left[at] - claims.get(nodes[at], 0) < num_gpus, left[at], at))
+        left[best] -= num_gpus
+        self.by_type[gpu_type] -= num_gpus
+        return Allocation(FrozenMap({nodes[best]: num_gpus}))
+
+    @staticmethod
+    def _take_apart(num_gpus: int, left: list[int], nodes: Sequence[NodeId]) -> Allocation:
         gpus: dict[NodeId, int] = {}
         # Every node but the last is emptied, so the order in which they are taken is known from the start.
         for position in sorted(range(len(left)), key=left.__getitem__, reverse=True):
@@ -105,6 +134,11 @@ class Free:
             if not num_gpus:
                 break
         return Allocation(FrozenMap(gpus))
+
+
+def hold_for(job: Job, held: Allocation, free: Free, gpu_type: str | None) -> bool:
+    """Give out exactly these GPUs to the job, if it may have them together and `Free.hold` has them."""
+    return job.spec.can_be_on(len(held.gpus)) and free.hold(held, gpu_type)
 
 
 def widest(left: Mapping[str, int], num_gpus: int) -> str | None:
@@ -166,7 +200,7 @@ def pinned(snapshot: Snapshot, free: Free) -> dict[JobId, Allocation]:
         for held in (job.assigned, job.allocation):
             least, most = job.spec.gpu_bounds
             allocation = held if most is None or held.num_gpus <= most else _largest_part(held, most)
-            if allocation.num_gpus >= least and free.hold(allocation, job.spec.gpu_type):
+            if allocation.num_gpus >= least and hold_for(job, allocation, free, job.spec.gpu_type):
                 kept[job.id] = allocation
                 break
     return kept
@@ -186,7 +220,7 @@ def settled(jobs: Iterable[Job], cluster: Cluster) -> list[Job]:
     free, found = Free(cluster), []
     for job in jobs:
         held = job.assigned
-        if held.num_gpus == requested_size(job) and free.hold(held, job.spec.gpu_type):
+        if held.num_gpus == requested_size(job) and hold_for(job, held, free, job.spec.gpu_type):
             found.append(job)
     return found
 
@@ -195,24 +229,69 @@ def plan_in_order(snapshot: Snapshot, order: Sequence[Job], *, strict: bool = Fa
     """The plan of a policy that does not adapt sizes: who goes first gets the requested size, while there is room.
 
     Whoever does not fit waits, and those behind it may still fit; with `strict` they wait as well. Selected jobs stay
-    where they are if they can; then the others are placed, in that order. Pinned jobs go before all.
+    where they are if they can, and those that must be on one node choose theirs in turn; then the others are placed,
+    in that order. Pinned jobs go before all.
     """
     free = Free(snapshot.cluster)
     allocations = pinned(snapshot, free)
     left = dict(free.by_type)
-    selected: list[tuple[Job, int, str]] = []
+    """Free GPUs of each type beside those of jobs in `moving`."""
+    claims = Claims(job for job in order if job.id not in allocations)
+    moving: list[tuple[Job, int, str]] = []
     for job in order:
         if job.id in allocations:
             continue
         size = requested_size(job)
-        kind = type_for(job, size, free, left)
-        if kind is not None:
+        if job.spec.single_node:
+            seat = seat_on_one_node(job, size, free, left, claims)
+            if seat is not None:
+                allocations[job.id] = seat
+                continue
+        elif (kind := type_for(job, size, free, left)) is not None:
             left[kind] -= size
-            selected.append((job, size, kind))
-        elif strict or not any(left.values()):
+            claims.settle(job)
+            if job.assigned.num_gpus == size and free.hold(job.assigned, kind):
+                allocations[job.id] = job.assigned
+            else:
+                moving.append((job, size, kind))
+            continue
+        if strict or not any(left.values()):
             break
-    place_all(selected, free, allocations)
+    place_all(moving, free, allocations)
     return Plan(FrozenMap(allocations))
+
+
+class Claims:
+    """GPUs of each node on which jobs are that have not been placed yet; counted only if some must be on one node."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        jobs = list(jobs)
+        self.by_node: Counter[NodeId] = Counter()
+        if any(job.spec.single_node for job in jobs):
+            for job in jobs:
+                self.by_node.update(job.assigned.gpus)
+
+    def settle(self, job: Job) -> None:
+        """It has been placed, or will be somewhere."""
+        if self.by_node:
+            self.by_node.subtract(job.assigned.gpus)
+
+
+def seat_on_one_node(job: Job, size: int, free: Free, left: dict[str, int], claims: Claims) -> Allocation | None:
+    """Give a job so many GPUs of one node: of its own if it can stay; None if no node has them.
+
+    `left`, what may be given of each type, is lowered. It is put where others have claims only if it must be.
+    """
+    claims.settle(job)
+    own = free.gpu_type(job.assigned)
+    kinds = [kind for kind in left if job.spec.gpu_type in (None, kind) and left[kind] >= size]
+    for kind in sorted(kinds, key=lambda kind: (kind != own, -left[kind])):
+        stays = kind == own and job.assigned.num_gpus == size and hold_for(job, job.assigned, free, kind)
+        seat = job.assigned if stays else free.take_together(size, kind, claims.by_node)
+        if seat is not None:
+            left[kind] -= size
+            return seat
+    return None
 
 
 def place_all(selected: Iterable[tuple[Job, int, str]], free: Free, allocations: dict[JobId, Allocation]) -> None:

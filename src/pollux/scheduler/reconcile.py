@@ -115,6 +115,7 @@ def _start(state: SchedulerState, job: Job, wanted: Allocation) -> Action:
         allocation=wanted,
         num_reallocations=job.num_reallocations + (job.issued_generation > 0),
         first_started_at_s=state.time_s if job.first_started_at_s is None else job.first_started_at_s,
+        retry_at_s=None,
     )
     return StartJob(job.id, generation, wanted)
 

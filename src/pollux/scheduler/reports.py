@@ -44,8 +44,11 @@ def hear(state: SchedulerState, report: Report) -> list[Action]:
             state.put(replace(job, profile=profile or job.profile, model=model or job.model))
         case ReplicasReady():
             _switch(state, job)
-        case GenerationAbandoned():
-            _abandon(state, job)
+        case GenerationAbandoned(reason=reason):
+            if job.next_allocation is None and state.options.abandoned_starts_fail:
+                _fail(state, job, reason)
+            else:
+                _abandon(state, job)
         case ReplicaLost():
             _shrink(state, job, report)
         case JobStopped():
@@ -53,8 +56,7 @@ def hear(state: SchedulerState, report: Report) -> list[Action]:
         case JobFinished():
             _release(state, job, Trigger.FINISH)
         case JobFailed(reason=reason, exit_code=exit_code):
-            failed = replace(job, num_failures=job.num_failures + 1, exit_reason=reason, exit_code=exit_code)
-            _release(state, failed, Trigger.RETRY if failed.num_failures <= job.spec.retries else Trigger.FAIL)
+            _fail(state, job, reason, exit_code)
         case _:
             assert_never(report)
     return []
@@ -113,6 +115,15 @@ def _abandon(state: SchedulerState, job: Job) -> None:
     if was_wanted:
         state.keep(job)  # the next round decides whether it is worth another try
     release_if_stranded(state, job)
+
+
+def _fail(state: SchedulerState, job: Job, reason: str, exit_code: int | None = None) -> None:
+    """Another try after a pause, or the end."""
+    count = job.num_failures + 1
+    pause_s = state.options.retry_pause_after_s(count)
+    retry_at_s = state.time_s + pause_s if pause_s else None
+    failed = replace(job, num_failures=count, exit_reason=reason, exit_code=exit_code, retry_at_s=retry_at_s)
+    _release(state, failed, Trigger.RETRY if count <= job.spec.retries else Trigger.FAIL)
 
 
 def _shrink(state: SchedulerState, job: Job, report: ReplicaLost) -> None:

@@ -43,6 +43,7 @@ from pollux.core import (
 from pollux.scheduler.occupancy import Occupancy
 from pollux.scheduler.reconcile import reconcile
 from pollux.scheduler.reports import LEAVING, hear, release_if_stranded
+from pollux.scheduler.saving import SavedState, Step
 from pollux.scheduler.trim import trimmed
 
 NOTHING = Allocation()
@@ -64,6 +65,16 @@ class SchedulerOptions:
     """Change the GPUs of a running job while it trains on; False: stop it and start it again, as the paper does."""
     seed: int = 0
     """Where the randomness of all rounds comes from."""
+    retry_pause_s: float = 0.0
+    """How long a job waits after its first failure; twice as long after each one that follows."""
+    max_retry_pause_s: float = 300.0
+    """But never longer than this."""
+    abandoned_starts_fail: bool = False
+    """A start that was given up counts as a failure of the job, so that one that never starts ends."""
+
+    def retry_pause_after_s(self, num_failures: int) -> float:
+        """Seconds until a job that has failed so often is tried again."""
+        return min(self.retry_pause_s * 2.0 ** min(num_failures - 1, 60), self.max_retry_pause_s)
 
 
 class SchedulerState:
@@ -87,7 +98,7 @@ class SchedulerState:
         self.num_in_flight = 0
         """Jobs that the world owes an answer."""
         self.occupancy = Occupancy()
-        self._histories: dict[JobId, deque[tuple[float, str, Phase]]] = {}
+        self._histories: dict[JobId, deque[Step]] = {}
         """The latest steps of each job, for the story that an `IllegalTransition` tells."""
 
     def __eq__(self, other: object) -> bool:
@@ -95,13 +106,39 @@ class SchedulerState:
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
+    def saved(self) -> SavedState:
+        """All that `restored` needs to come to the same state."""
+        return SavedState(
+            self.time_s,
+            self.round,
+            self.awaited_round,
+            self.cluster,
+            tuple(self.jobs.values()),
+            tuple(self.ended.values()),
+            FrozenMap(self.target),
+            FrozenMap({job_id: tuple(steps) for job_id, steps in self._histories.items()}),
+        )
+
+    @classmethod
+    def restored(cls, saved: SavedState, options: SchedulerOptions | None = None) -> SchedulerState:
+        """The state that was saved; it goes on as that one would have, if its options are the same."""
+        state = cls(options)
+        state.time_s, state.round, state.awaited_round = saved.time_s, saved.round, saved.awaited_round
+        state._set_cluster(saved.cluster)
+        state.target = dict(saved.target)
+        state.ended = {job.id: job for job in saved.ended}
+        for job in saved.jobs:
+            state._histories[job.id] = deque(saved.histories.get(job.id, ()), maxlen=HISTORY)
+            state.put(job)
+        return state
+
     def job(self, job_id: JobId) -> Job | None:
         """Any job that was ever submitted."""
         return self.jobs.get(job_id) or self.ended.get(job_id)
 
     def snapshot(self) -> Snapshot:
         """All that a policy may see now."""
-        plannable = {job_id: job for job_id, job in self.jobs.items() if job.phase.may_be_given_gpus}
+        plannable = {job_id: job for job_id, job in self.jobs.items() if job.may_be_given_gpus_at(self.time_s)}
         return Snapshot(self.time_s, self.round, self.cluster, FrozenMap(plannable))
 
     def apply(self, event: Event, now: float) -> list[Action]:
@@ -179,16 +216,15 @@ class SchedulerState:
     def _obey_plan(self, plan: Plan) -> None:
         if plan.allocations == self.target:
             return  # most rounds change nothing
-        target = trimmed(plan, self.jobs, self.cluster)
+        target = trimmed(plan, self.jobs, self.cluster, self.time_s)
         for job_id in self.jobs:
             self.retarget(job_id, target.get(job_id, NOTHING))
 
     def move(self, job: Job, trigger: Trigger, **changes: Any) -> Job:
         """The job after one step of its life. As `put`, `retarget` and `keep`: for `reconcile` and `reports` only."""
-        steps = (f"{time_s:g} s: {step} → {phase}" for time_s, step, phase in self._histories[job.id])
-        after = next_phase(job.phase, trigger, job.id, steps)
+        after = next_phase(job.phase, trigger, job.id, map(str, self._histories[job.id]))
         if after.is_terminal:
-            changes["finished_at_s"] = self.time_s
+            changes |= {"finished_at_s": self.time_s, "retry_at_s": None}
         if "allocation" in changes or "next_allocation" in changes:  # what it occupies changes: count up to now
             changes["attained_gpu_s"] = job.attained_gpu_s_at(self.time_s)
             changes["held_since_s"] = self.time_s if changes.get("allocation", job.allocation) else None
@@ -220,7 +256,7 @@ class SchedulerState:
         self.num_in_flight += _is_in_flight(job.phase) - (before is not None and _is_in_flight(before.phase))
         if step is not None:
             history = self._histories.setdefault(job.id, deque(maxlen=HISTORY))
-            history.append((self.time_s, step, job.phase))
+            history.append(Step(self.time_s, step, job.phase))
         if job.phase.is_terminal:
             self.jobs.pop(job.id, None)
             self._histories.pop(job.id)

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pollux.core import Allocation, Cluster, Job, JobId, NodeId, Phase, Plan
 
 
-def trimmed(plan: Plan, jobs: Mapping[JobId, Job], cluster: Cluster) -> dict[JobId, Allocation]:
+def trimmed(plan: Plan, jobs: Mapping[JobId, Job], cluster: Cluster, now_s: float) -> dict[JobId, Allocation]:
     """The part of a plan that can still be carried out.
 
-    Jobs that are gone drop out; nodes that are gone are taken off. Where the rest is outside a job's bounds, or more
-    than its nodes have after the jobs that arrived before it, the job keeps what it has if nobody else was given that,
-    and waits for the next round.
+    Jobs that are gone, or whose next try is not due yet, drop out; nodes that are gone are taken off. Where the rest is
+    outside a job's bounds, or on several nodes for a job that must be on one, or more than its nodes have after the
+    jobs that arrived before it, the job keeps what it has if nobody else was given that, and waits for the next round.
     """
     room = dict(cluster.capacity)
     target: dict[JobId, Allocation] = {}
     live = [jobs[job_id] for job_id in plan.allocations if job_id in jobs]
     left_out: list[Job] = []
     for job in sorted(live, key=lambda job: job.sequence):
-        if not job.phase.may_be_given_gpus:
+        if not job.may_be_given_gpus_at(now_s):
             continue
         wanted = plan.allocations[job.id]
         if not all(node in room for node in wanted.gpus):
@@ -39,7 +39,8 @@ def trimmed(plan: Plan, jobs: Mapping[JobId, Job], cluster: Cluster) -> dict[Job
 
 def _in_bounds(job: Job, wanted: Allocation) -> bool:
     fewest, most = job.spec.gpu_bounds
-    return wanted.num_gpus >= fewest and (most is None or wanted.num_gpus <= most)
+    in_size = wanted.num_gpus >= fewest and (most is None or wanted.num_gpus <= most)
+    return in_size and job.spec.can_be_on(len(wanted.gpus))
 
 
 def _fits(room: dict[NodeId, int], wanted: Allocation) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from pollux.core import dumps
-from pollux.scheduler import Record
+from pollux.scheduler import Record, SavedState
 
 
 class EventFile:
@@ -18,6 +18,12 @@ class EventFile:
     def append(self, record: Record) -> None:
         self._stream.write(dumps(record) + "\n")
 
-    def records(self) -> Iterator[Record]:
+    def records(self, after: int = 0) -> Iterator[Record]:
         """None: a run begins with an empty log."""
         return iter(())
+
+    def save(self, saved: SavedState) -> None:
+        """Nothing: the events say it all."""
+
+    def latest(self) -> None:
+        """None, for the same reason."""

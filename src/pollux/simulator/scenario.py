@@ -14,7 +14,7 @@ from pollux import __version__, applications
 from pollux.core import BatchLimits, Cluster, Event, JobId, JobSpec, NodeJoined, encode
 from pollux.errors import InvalidInput, InvalidSpec, PolluxError, UnknownName
 from pollux.policies import Policy, registry
-from pollux.scheduler import EventLog, Record
+from pollux.scheduler import EventLog, Record, SavedState
 from pollux.simulator.cluster_file import ClusterFile, NodeChange
 from pollux.simulator.fairness import Fairness, measure
 from pollux.simulator.generator import BUILT_IN, built_in_workload
@@ -55,8 +55,14 @@ class NoLog:
     def append(self, record: Record) -> None:
         pass
 
-    def records(self) -> Iterator[Record]:
+    def records(self, after: int = 0) -> Iterator[Record]:
         return iter(())
+
+    def save(self, saved: SavedState) -> None:
+        pass
+
+    def latest(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,13 @@ from pollux.simulator.options import Options
 
 POLICY = "policy"
 SECTIONS = ("world", "agent", "scheduler")
-HIDDEN = ("scheduler.seed",)
-"""Follows from `seed`."""
+HIDDEN = (
+    "scheduler.seed",
+    "scheduler.retry_pause_s",
+    "scheduler.max_retry_pause_s",
+    "scheduler.abandoned_starts_fail",
+)
+"""The first follows from `seed`; the others are about failures, and no simulated job fails."""
 
 
 def parse(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, Plan, Snapshot, to_json
+from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, NodeId, Plan, Snapshot, to_json
 from pollux.errors import InvalidSpec
 from pollux.policies.base import Policy
 from pollux.testing.snapshots import job as new_job
@@ -88,6 +88,27 @@ class PolicyContract:
             (gpu_type,) = {snapshot.cluster[node].gpu_type for node in allocation.gpus}
             assert snapshot.jobs[job_id].spec.gpu_type in (None, gpu_type)
 
+    @_SETTINGS
+    @given(snapshots())
+    def test_a_job_that_must_be_on_one_node_is_never_given_several(self, snapshot: Snapshot) -> None:
+        for job_id, allocation in self._plan(snapshot).allocations.items():
+            assert len(allocation.gpus) == 1 or not snapshot.jobs[job_id].spec.single_node
+
+    @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+    def test_a_rigid_job_of_one_node_is_put_where_it_fits(self, gpus: int) -> None:
+        """Beside jobs that leave many GPUs in all, but only on one node enough for it."""
+        held = {"others-0": {"node-0": 3, "node-1": 1}, "others-1": {"node-1": 3}}
+        others = [
+            new_job(name, i, 4 - i, nodes, rigid=True, preemptible=False)
+            for i, (name, nodes) in enumerate(held.items())
+        ]
+        waits = new_job("one-node", 2, gpus, rigid=True, single_node=True)
+        jobs = FrozenMap({each.id: each for each in (*others, waits)})
+        moment = Snapshot(0.0, 0, Cluster.uniform(3, 4), jobs, FrozenMap())
+        plan = self._plan(moment)
+        plan.check(moment)
+        assert plan[waits.id].num_gpus == gpus
+
     @pytest.mark.parametrize("num_jobs", [0, 1])
     @pytest.mark.parametrize("num_nodes", [0, 1])
     def test_few_jobs_and_few_nodes(self, num_jobs: int, num_nodes: int) -> None:
@@ -120,12 +141,15 @@ class WorkConservingContract(PolicyContract):
     @given(snapshots())
     def test_nobody_waits_beside_gpus_that_it_could_use(self, snapshot: Snapshot) -> None:
         plan, adapts = self._plan(snapshot), self.make().adapts_gpus
-        free = _free_by_type(plan, snapshot.cluster)
+        free = _free_by_node(plan, snapshot.cluster)
         for job in snapshot.jobs.values():
             if not plan[job.id]:
                 size = job.spec.gpu_bounds[0] if adapts else _wanted(job)
                 wanted = job.spec.gpu_type
-                assert all(size > count for kind, count in free.items() if wanted in (None, kind))
+                for kind in snapshot.cluster.gpu_types:
+                    counts = [free[node] for node in free if snapshot.cluster[node].gpu_type == kind]
+                    usable = max(counts) if job.spec.single_node else sum(counts)
+                    assert size > usable or wanted not in (None, kind)
 
 
 def _wanted(job: Job) -> int:
@@ -152,12 +176,9 @@ def _can_stay(job: Job, held: Allocation, cluster: Cluster) -> bool:
     return len(types) == 1 and job.spec.gpu_type in (None, *types)
 
 
-def _free_by_type(plan: Plan, cluster: Cluster) -> dict[str, int]:
-    free = dict.fromkeys(cluster.gpu_types, 0)
-    for node in cluster:
-        if node.schedulable:
-            free[node.gpu_type] += node.num_gpus
+def _free_by_node(plan: Plan, cluster: Cluster) -> dict[NodeId, int]:
+    free = dict(cluster.capacity)
     for allocation in plan.allocations.values():
         for node_id, count in allocation.gpus.items():
-            free[cluster[node_id].gpu_type] -= count
+            free[node_id] -= count
     return free

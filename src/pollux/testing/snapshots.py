@@ -137,7 +137,7 @@ def snapshots(draw: st.DrawFn, max_jobs: int = 7) -> Snapshot:
 
 
 def _spec(pick: _Pick, name: str) -> JobSpec:
-    """Rigid or elastic, with or without bounds, a GPU type, limits and a priority."""
+    """Rigid or elastic, on one node or any, with or without bounds, a GPU type, limits and a priority."""
     min_gpus = pick(1, 1, 2, 3)
     requested_gpus = pick(None, 1, 2, 4, 7)
     return JobSpec(
@@ -147,6 +147,7 @@ def _spec(pick: _Pick, name: str) -> JobSpec:
         gpu_type=pick(None, None, None, *GPU_TYPES, "unheard-of"),
         requested_gpus=requested_gpus,
         rigid=requested_gpus is not None and pick(False, True),
+        single_node=pick(False, False, True),
         preemptible=pick(True, False),
         limits=pick(None, LIMITS),
         priority=pick(0, -1, 1),
@@ -163,10 +164,11 @@ def _job(pick: _Pick, spec: JobSpec, sequence: int, unused: dict[NodeId, int]) -
         attained_gpu_s=pick(0.0, 1000.0, 57_600.0),
     )
     phase = pick(*IN_SNAPSHOTS)
-    held = _allocation(pick, unused) if phase.holds_gpus else None
+    max_nodes = 1 if spec.single_node else 2
+    held = _allocation(pick, unused, max_nodes) if phase.holds_gpus else None
     if not held:
         return waiting
-    target = _allocation(pick, unused) if phase is Phase.RESIZING else None
+    target = _allocation(pick, unused, max_nodes) if phase is Phase.RESIZING else None
     return replace(
         waiting,
         phase=phase if target or phase is not Phase.RESIZING else Phase.RUNNING,
@@ -178,10 +180,10 @@ def _job(pick: _Pick, spec: JobSpec, sequence: int, unused: dict[NodeId, int]) -
     )
 
 
-def _allocation(pick: _Pick, unused: dict[NodeId, int]) -> Allocation | None:
-    """GPUs of one or two nodes out of `unused`; None if there is nothing left."""
+def _allocation(pick: _Pick, unused: dict[NodeId, int], max_nodes: int) -> Allocation | None:
+    """GPUs of one or two nodes out of `unused`, no more than allowed; None if there is nothing left."""
     gpus: dict[NodeId, int] = {}
-    for _ in range(pick(1, 1, 2)):
+    for _ in range(min(pick(1, 1, 2), max_nodes)):
         candidates = [node for node, count in unused.items() if count > 0 and node not in gpus]
         if candidates:
             node = pick(*candidates)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pollux.core import JobId, JobPaused, JobSpec, JobSubmitted, NodeId, NodeLost, RoundDue
-from pollux.scheduler import EventLog, Record, Scheduler
+from pollux.scheduler import EventLog, Record, Scheduler, SchedulerState
 
 RECORDS = (
     Record(0.0, JobSubmitted(JobSpec(JobId("é→\n\"'"), command=("python", "")))),
@@ -27,6 +29,13 @@ class StoreContract:
     def reopen(self, log: Any) -> EventLog:
         """The same log as another process would find it after this one has died without closing it."""
         raise NotImplementedError
+
+    def handled(self, log: EventLog, *records: Record) -> Scheduler:
+        """A scheduler on this log that has been told these events."""
+        scheduler = Scheduler(log)
+        for record in records:
+            scheduler.handle(record.event, record.time_s)
+        return scheduler
 
     def filled(self) -> EventLog:
         log = self.make()
@@ -63,7 +72,71 @@ class StoreContract:
 
     def test_a_scheduler_comes_back_from_it(self) -> None:
         log = self.make()
-        scheduler = Scheduler(log)
+        scheduler = self.handled(log, *RECORDS)
+        assert Scheduler(self.reopen(log)).state == scheduler.state
+
+    def test_nothing_has_been_saved_in_a_new_log(self) -> None:
+        assert self.make().latest() is None
+        assert self.reopen(self.filled()).latest() is None
+
+    def test_what_was_saved_comes_back_equal_and_knows_its_last_record(self) -> None:
+        log = self.make()
+        scheduler = self.handled(log, *RECORDS[:3])
+        scheduler.save()
+        saved = scheduler.state.saved()
+        for found in (log, self.reopen(log)):
+            latest = found.latest()
+            assert latest is not None
+            number, state = latest
+            assert state == saved
+            assert list(found.records(number)) == []
+
+    def test_an_empty_state_can_be_saved(self) -> None:
+        log = self.make()
+        self.handled(log).save()
+        back = self.handled(self.reopen(log), *RECORDS)
+        assert back.state == self.handled(self.make(), *RECORDS).state
+
+    @pytest.mark.parametrize("number", range(len(RECORDS) + 1))
+    def test_what_was_saved_and_the_records_since_lead_to_the_same_state_as_all_records(self, number: int) -> None:
+        log = self.make()
+        scheduler = self.handled(log, *RECORDS[:number])
+        scheduler.save()
+        for record in RECORDS[number:]:
+            scheduler.handle(record.event, record.time_s)
+        reopened = self.reopen(log)
+        latest = reopened.latest()
+        assert latest is not None
+        assert tuple(reopened.records(latest[0])) == RECORDS[number:]
+        assert Scheduler(reopened).state == scheduler.state == self.handled(self.make(), *RECORDS).state
+
+    def test_of_several_saved_states_the_newest_counts(self) -> None:
+        log = self.make()
+        scheduler = self.handled(log)
         for record in RECORDS:
             scheduler.handle(record.event, record.time_s)
-        assert Scheduler(self.reopen(log)).state == scheduler.state
+            scheduler.save()
+        scheduler.handle(RECORDS[0].event, RECORDS[-1].time_s)
+        log = self.reopen(log)
+        latest = log.latest()
+        assert latest is not None
+        assert latest[1] == self.handled(self.make(), *RECORDS).state.saved()
+        assert len(list(log.records(latest[0]))) == 1
+
+    def test_a_saved_state_is_used_instead_of_the_records_in_it(self) -> None:
+        log = self.filled()
+        other = SchedulerState()
+        other.apply(RoundDue(7), 3.0)
+        log.save(other.saved())
+        assert Scheduler(self.reopen(log)).state == other
+
+    def test_a_reopened_log_with_a_saved_state_goes_on_where_it_ended(self) -> None:
+        log = self.make()
+        self.handled(log, *RECORDS[:2]).save()
+        log = self.reopen(log)
+        scheduler = self.handled(log, *RECORDS[2:])
+        assert Scheduler(self.reopen(log)).state == scheduler.state == self.handled(self.make(), *RECORDS).state
+        scheduler.save()
+        latest = self.reopen(log).latest()
+        assert latest is not None
+        assert latest[1] == scheduler.state.saved()

@@ -22,11 +22,14 @@ from pollux.wire.replicas import Instruction, ReplicaStatus
 @register
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the replicas of a job run: a Python script, from the top, in each of them."""
+    """What the replicas of a job run: a Python script, from the top, in each of them.
+
+    Or, with `is_plain`, any program: one process, which knows nothing of Pollux and holds `gpus` slots of one node.
+    """
 
     job: JobId
     script: str
-    """Absolute path."""
+    """Absolute path; of a plain command the program, looked up as a shell would, in the environment's PATH."""
     arguments: tuple[str, ...] = ()
     directory: str = "."
     """Where it runs."""
@@ -34,6 +37,9 @@ class Launch:
     """In addition to, or instead of, what the daemon's environment holds."""
     checkpoint_dir: str = ""
     """What POLLUX_CHECKPOINT_DIR says; empty: nothing."""
+    is_plain: bool = False
+    gpus: int = 1
+    """Slots that each replica holds; more than one only for plain commands."""
 
     def __post_init__(self) -> None:
         checks.text(InvalidSpec, "job", self.job)
@@ -43,6 +49,10 @@ class Launch:
         checks.text(InvalidSpec, "directory", self.directory)
         checks.frozen(InvalidSpec, "environment", self.environment)
         checks.text(InvalidSpec, "checkpoint_dir", self.checkpoint_dir, may_be_empty=True)
+        checks.flag(InvalidSpec, "is_plain", self.is_plain)
+        checks.whole(InvalidSpec, "gpus", self.gpus, 1)
+        if self.gpus > 1 and not self.is_plain:
+            raise InvalidSpec("gpus", self.gpus, "a replica of an elastic job holds one", "Start more replicas")
 
 
 # To the home of a job
@@ -134,6 +144,10 @@ class NodeDescription:
     version: str
     slots: int
     """GPUs, or CPU slots."""
+    gpu_type: str = "cpu"
+    """What its slots are, such as "t4"."""
+    devices: tuple[str, ...] = ()
+    """Its GPUs as CUDA_VISIBLE_DEVICES names them; the first one is slot 0."""
 
 
 @register
@@ -224,12 +238,57 @@ class ReplicaHere:
     """None while it runs; negative: the signal that ended it."""
     log: str = ""
     """Path of its log on its node."""
+    last_words: str = ""
+    """If it ended badly: the end of its log, on one line; or why it could not be started."""
 
 
 @register
 @dataclass(frozen=True, slots=True)
 class ReplicaList:
     replicas: tuple[ReplicaHere, ...]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ListLogs:
+    """What have the replicas of the job printed on this node? Answer: `LogsHere`, also long after they ended."""
+
+    job: JobId
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class LogHere:
+    replica: str
+    size: int
+    is_running: bool
+    modified_at_s: float
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class LogsHere:
+    logs: tuple[LogHere, ...]
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """A part of what a replica has printed here; a negative offset counts from the end. Answer: `LogPart`."""
+
+    job: JobId
+    replica: str
+    offset: int = 0
+    limit: int = 1 << 16
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    text: str
+    """Bytes that are no UTF-8 are replaced; a letter is never cut in two."""
+    next_offset: int
+    """Where the next part begins, in bytes."""
 
 
 @register
@@ -303,7 +362,9 @@ NodeRequest: TypeAlias = (
     | HostStore
     | Forget
     | ListReplicas
+    | ListLogs
+    | ReadLog
     | Watch
 )
-NodeAnswer: TypeAlias = Done | Refused | Runs | NodeDescription | StoreAt | ReplicaList
+NodeAnswer: TypeAlias = Done | Refused | Runs | NodeDescription | StoreAt | ReplicaList | LogsHere | LogPart
 NodeNews: TypeAlias = ReplicaNews | RunNews | ReportNews

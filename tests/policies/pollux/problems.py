@@ -67,6 +67,7 @@ def problems(draw: st.DrawFn, max_jobs: int = 7, max_racks: int = 2) -> Problem:
     num_jobs, num_gpus = draw(st.integers(0, max_jobs)), sum(nodes)
     present = _present(rng, np.array(nodes), num_jobs)
     held = present.sum(axis=1)
+    split = (present > 0).sum(axis=1) > 1  # who is on several nodes need not be on one
     least = rng.choice([1, 1, 1, 2, 3, 6], num_jobs)
     pinned = (held >= least) & (rng.random(num_jobs) < 0.3)
     order = np.argsort(~pinned, kind="stable")  # those that must stay come first
@@ -89,6 +90,7 @@ def problems(draw: st.DrawFn, max_jobs: int = 7, max_racks: int = 2) -> Problem:
         objective=Objective(draw(st.sampled_from(POWERS)), 0.25),
         avoid_interference=draw(st.booleans()),
         max_nodes=draw(st.sampled_from([len(nodes), 1, 2])),
+        single_node=(rng.random(num_jobs) < draw(st.sampled_from([0.0, 0.4])))[order] & ~split[order],
     )
 
 

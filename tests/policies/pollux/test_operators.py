@@ -170,15 +170,16 @@ class TestRepair:
         before = anything(problem, seed)
         after, num_gpus = before.copy(), measured(before)[0]
         repair.cut_rows(after, Rules.of(problem), num_gpus, measured(before)[1], chance_of(seed))
-        for row, cut, most, pinned in zip(before, after, problem.most, problem.pinned, strict=True):
-            if pinned or (row.sum() <= most and np.count_nonzero(row) <= problem.max_nodes):
+        limits = (problem.most, problem.most_nodes, problem.pinned)
+        for row, cut, most, max_nodes, pinned in zip(before, after, *limits, strict=True):
+            if pinned or (row.sum() <= most and np.count_nonzero(row) <= max_nodes):
                 np.testing.assert_array_equal(cut, row)
                 continue
             assert (cut <= row).all()
-            assert np.count_nonzero(cut) <= problem.max_nodes
+            assert np.count_nonzero(cut) <= max_nodes
             assert cut.sum() <= most
             assert ((cut > 0) & (cut < row)).sum() <= 1  # the rest are whole or gone
-            assert cut.sum() == most or np.count_nonzero(cut) == min(problem.max_nodes, np.count_nonzero(row))
+            assert cut.sum() == most or np.count_nonzero(cut) == min(max_nodes, np.count_nonzero(row))
         np.testing.assert_array_equal(num_gpus, after.sum(axis=1))
 
     def test_draws_which_nodes_keep_theirs(self):

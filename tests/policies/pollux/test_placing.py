@@ -50,10 +50,10 @@ def test_the_books_stay_right_whatever_happens(of, steps):
             if row is not None:
                 assert placing.fits(row)
                 assert row.sum() == size
-                assert np.count_nonzero(row) <= of.max_nodes
+                assert np.count_nonzero(row) <= of.most_nodes[job]
                 placing.put(job, row)
         elif step == "make room" and size <= of.capacity.sum():
-            room = placing.make_room(size)
+            room = placing.make_room(job, size)
             if room is not None:
                 row, leaving = room
                 assert all(0 < placing.allocation[other].sum() < size and not of.pinned[other] for other in leaving)
@@ -61,7 +61,7 @@ def test_the_books_stay_right_whatever_happens(of, steps):
                     placing.remove(other)
                 assert placing.fits(row)
                 assert row.sum() == size
-                assert np.count_nonzero(row) == placing.fewest_nodes(size) <= of.max_nodes
+                assert np.count_nonzero(row) == placing.fewest_nodes(size) <= of.most_nodes[job]
                 placing.put(job, row)
         assert_books_are_right(placing, of)
 
@@ -100,32 +100,54 @@ class TestFind:
 
 class TestMakeRoom:
     def test_where_the_fewest_jobs_have_to_go(self):
-        row, leaving = placed([4, 4], {0: 1}, {0: 1}, {1: 1}).make_room(4)
+        row, leaving = placed([4, 4], {0: 1}, {0: 1}, {1: 1}).make_room(3, 4)
         assert (row.tolist(), leaving) == ([0, 4], [2])
 
     def test_nobody_has_to_go_where_there_is_room(self):
-        row, leaving = placed([4, 4], {0: 1}).make_room(4)
+        row, leaving = placed([4, 4], {0: 1}).make_room(1, 4)
         assert (row.tolist(), leaving) == ([0, 4], [])
 
     def test_whole_nodes(self):
-        row, leaving = placed([4, 4, 4], {0: 1}, {0: 1}, {1: 2}, {2: 3}).make_room(8)
+        row, leaving = placed([4, 4, 4], {0: 1}, {0: 1}, {1: 2}, {2: 3}).make_room(4, 8)
         assert (row.tolist(), leaving) == ([0, 4, 4], [2, 3])
 
     def test_the_one_who_had_most_goes_among_equals(self):
-        assert placed([4], {0: 1}, {0: 1}, {0: 1}).make_room(2)[1] == [2]
+        assert placed([4], {0: 1}, {0: 1}, {0: 1}).make_room(3, 2)[1] == [2]
 
     def test_the_smallest_that_is_enough_goes(self):
-        row, leaving = placed([8], {0: 3}, {0: 1}, {0: 2}).make_room(4)
+        row, leaving = placed([8], {0: 3}, {0: 1}, {0: 2}).make_room(3, 4)
         assert (row.tolist(), leaving) == ([4], [2]), "two are free, two are missing"
-        assert sorted(placed([8], {0: 3}, {0: 1}, {0: 2}).make_room(6)[1]) == [0, 1]
+        assert sorted(placed([8], {0: 3}, {0: 1}, {0: 2}).make_room(3, 6)[1]) == [0, 1]
 
     def test_neither_pinned_nor_larger_nor_distributed_jobs_give_way(self):
-        assert placed([4], {0: 1}, pinned=[True, False]).make_room(4) is None
-        assert placed([4], {0: 3}).make_room(2) is None
-        assert placed([4, 4], {0: 1, 1: 1}).make_room(4) is None
+        assert placed([4], {0: 1}, pinned=[True, False]).make_room(1, 4) is None
+        assert placed([4], {0: 3}).make_room(1, 2) is None
+        assert placed([4, 4], {0: 1, 1: 1}).make_room(1, 4) is None
 
     def test_no_more_nodes_than_allowed(self):
-        assert placed([4, 4], {0: 1}, max_nodes=1).make_room(8) is None
+        assert placed([4, 4], {0: 1}, max_nodes=1).make_room(1, 8) is None
+        assert placed([4, 4], {0: 1}, single_node=[False, True]).make_room(1, 8) is None
+        assert placed([4, 4], {0: 1}, single_node=[True, False]).make_room(1, 8) is not None
+
+
+class TestMakeWay:
+    def test_on_the_node_where_the_fewest_have_to_go(self):
+        row, leaving = placed([4, 4], {0: 1}, {0: 1}, {1: 1}).make_way(4, ())
+        assert (row.tolist(), leaving) == ([0, 4], [2])
+
+    def test_distributed_and_larger_jobs_go_as_well(self):
+        row, leaving = placed([2, 2], {0: 1, 1: 1}).make_way(2, ())
+        assert (row.tolist(), leaving) == ([2, 0], [0])
+        row, leaving = placed([4], {0: 3}).make_way(2, ())
+        assert (row.tolist(), leaving) == ([2], [0])
+
+    def test_neither_pinned_jobs_nor_those_that_are_spared(self):
+        assert placed([4], {0: 3}, pinned=[True, False]).make_way(2, ()) is None
+        assert placed([4, 4], {0: 3}, {1: 3}).make_way(2, {0, 1}) is None
+        assert placed([4, 4], {0: 3}, {1: 3}).make_way(2, {0})[1] == [1]
+
+    def test_no_node_is_large_enough(self):
+        assert placed([4, 4]).make_way(5, ()) is None
 
 
 @given(problems())

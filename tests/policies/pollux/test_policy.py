@@ -97,6 +97,44 @@ class TestBounds:
         assert counts(snapshot(FOUR, known("a")), Pollux(max_nodes=2)) == {"a": 8}
 
 
+class TestOneNode:
+    """Jobs that must be on one node."""
+
+    @pytest.mark.parametrize("solver", ["packed", "genetic"])
+    def test_a_job_on_several_nodes_moves_together_for_a_rigid_one(self, solver):
+        """Enough GPUs are free for it, but of two nodes: it must not wait until the first job ends."""
+        spread_out = known("a", 0, held={"node-0": 1, "node-1": 1}, max_gpus=2)
+        rigid = job("b", 1, 2, rigid=True, single_node=True)
+        moment = snapshot(Cluster.uniform(2, 2), spread_out, rigid, time_s=600.0)
+        found = given_out(moment, Pollux(solver=solver))
+        assert sorted(map(len, found.values())) == [1, 1]
+        assert sum(found["b"].values()) == 2
+
+    def test_elastic_jobs_shrink_for_a_rigid_one(self):
+        jobs = [known("a", 0, held={"node-0": 4}), known("b", 1, held={"node-1": 4})]
+        found = given_out(snapshot(TWO, *jobs, job("c", 2, 4, rigid=True, single_node=True), time_s=6000.0))
+        assert len(found["c"]) == 1
+        assert sum(found["c"].values()) == 4
+        assert found.keys() == {"a", "b", "c"}
+
+    def test_an_elastic_one_has_any_number_of_one_node(self):
+        assert given_out(snapshot(TWO, known("a", 0, single_node=True))) in ({"a": {"node-0": 4}}, {"a": {"node-1": 4}})
+
+    def test_nobody_is_stopped_for_one_that_fits_nowhere_else(self):
+        jobs = [
+            known(name, i, gpus=3, held={f"node-{i}": 3}, rigid=True, single_node=True) for i, name in enumerate("ab")
+        ]
+        moment = snapshot(TWO, *jobs, job("c", 2, 2, rigid=True, single_node=True), time_s=600.0)
+        assert counts(moment) == {"a": 3, "b": 3}
+
+    def test_goes_to_the_type_that_has_such_a_node(self):
+        nodes = Cluster.of(*(Node(NodeId(f"a{i}"), 1, "a100") for i in range(8)), Node(NodeId("t0"), 4, "t4"))
+        assert given_out(snapshot(nodes, job("a", 0, 2, rigid=True, single_node=True))) == {"a": {"t0": 2}}
+
+    def test_one_that_no_node_can_hold_waits(self):
+        assert given_out(snapshot(TWO, job("a", 0, 5, rigid=True, single_node=True))) == {}
+
+
 class TestStaying:
     def test_jobs_that_must_not_be_preempted_keep_what_they_have(self):
         keeps = known("keeps", held={"node-0": 1, "node-1": 2}, preemptible=False)

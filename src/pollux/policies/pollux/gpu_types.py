@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pollux.core import Allocation, Cluster, Job, JobId, Snapshot
-from pollux.policies.packing import Free, by_arrival, pinned
+from pollux.policies.packing import Free, by_arrival, hold_for, pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Holdings:
         found = pinned(snapshot, free)
         keeping = frozenset(found)
         for job in by_arrival(snapshot.jobs.values()):
-            if job.assigned and job.id not in keeping and free.hold(job.assigned, job.spec.gpu_type):
+            if job.assigned and job.id not in keeping and hold_for(job, job.assigned, free, job.spec.gpu_type):
                 found[job.id] = job.assigned
         return cls(found, keeping)
 
@@ -41,10 +41,16 @@ def by_gpu_type(snapshot: Snapshot, holdings: Holdings) -> dict[str, list[Job]]:
         elif kind in groups:
             groups[kind].append(job)
     for job in undecided:
-        wide = [kind for kind, total in free.by_type.items() if total >= job.spec.gpu_bounds[0]]
+        wide = [kind for kind in free.by_type if _has_room(job, free, kind)]
         if wide:
             groups[max(wide, key=lambda kind: free.by_type[kind] / (1 + len(groups[kind])))].append(job)
     return groups
+
+
+def _has_room(job: Job, free: Free, gpu_type: str) -> bool:
+    """Whether it could run on what is free of that type."""
+    on = free.most_on_one_node(gpu_type) if job.spec.single_node else free.by_type[gpu_type]
+    return on >= job.spec.gpu_bounds[0]
 
 
 def second_choices(
@@ -54,14 +60,19 @@ def second_choices(
 
     Nobody is sent twice: `settled` holds those who were.
     """
-    left = dict(Free(cluster).by_type)
+    free = Free(cluster)
     for allocation in filter(None, allocations.values()):
-        left[cluster[next(iter(allocation.gpus))].gpu_type] -= allocation.num_gpus
+        free.hold(allocation)
+    left = dict(free.by_type)
     changed: list[str] = []
     for kind, jobs in groups.items():
         for job in [job for job in jobs if not allocations.get(job.id) and job.id not in settled]:
             least = job.spec.gpu_bounds[0]
-            wide = [other for other, count in left.items() if other != kind and count >= least]
+            wide = [
+                other
+                for other, count in left.items()
+                if other != kind and count >= least and _has_room(job, free, other)
+            ]
             if job.spec.gpu_type is None and wide:
                 other = max(wide, key=left.__getitem__)
                 left[other] -= least

@@ -61,6 +61,10 @@ class Packed:
             for sizes, worth in ((stay, NEVER), (choice, WHERE_IT_PAYS), (choice, ALWAYS)):
                 answer, _ = place(problem, offers, sizes, worth)
                 best = answer if _is_better(problem, answer, best) else best
+            if problem.single_node is not None and (problem.single_node & (choice > 0) & ~best.any(axis=1)).any():
+                answer, _ = place(problem, offers, choice, NEVER, make_way=True)
+                shuts_out = (best.any(axis=1) & ~answer.any(axis=1)).any()
+                best = answer if not shuts_out and _is_better(problem, answer, best) else best
         return Solution(best, problem.fitness(best), stats=FrozenMap({"blocked": float(is_blocked)}))
 
 
@@ -82,13 +86,15 @@ def offer(problem: Problem) -> Offers:
     nodes = _fewest_nodes(problem.capacity, sizes)
     spread = problem.spread[nodes, np.minimum(nodes, 1)]
     speedup = problem.speedup[:, spread, sizes]
-    allowed = (sizes >= problem.least[:, None]) & (sizes <= problem.most[:, None]) & (nodes <= problem.max_nodes)
+    allowed = (
+        (sizes >= problem.least[:, None]) & (sizes <= problem.most[:, None]) & (nodes <= problem.most_nodes[:, None])
+    )
     allowed &= np.isin(sizes, packed) | (sizes == problem.least[:, None])
     allowed[:, 0] = True
     allowed[problem.pinned] = False
     kept_size = problem.present.sum(axis=1)
     may_stay = (kept_size >= problem.least) & (kept_size <= problem.most)
-    may_stay &= np.count_nonzero(problem.present, axis=1) <= problem.max_nodes
+    may_stay &= np.count_nonzero(problem.present, axis=1) <= problem.most_nodes
     holds = (kept_size > 0) & (may_stay | problem.pinned)
     kept = np.where(holds, problem.speedups(problem.present), 0.0)
     return Offers(
@@ -170,12 +176,16 @@ def choose_sizes(
     return found
 
 
-def place(problem: Problem, offers: Offers, choice: FloatArray, worth: float) -> tuple[FloatArray, bool]:
+def place(
+    problem: Problem, offers: Offers, choice: FloatArray, worth: float, *, make_way: bool = False
+) -> tuple[FloatArray, bool]:
     """GPUs on nodes for the chosen sizes, and whether fragments were in the way of one.
 
-    Jobs that meant to stay make room if more than `worth` is gained by it.
+    Jobs that meant to stay make room if more than `worth` is gained by it. With `make_way` they also do so, once, for
+    each job that must be on one node and else gets nothing.
     """
     placing, is_blocked = Placing(problem), False
+    helped: set[int] = set()
     waiting: list[tuple[int, int]] = []
     """(−size, job): the largest first."""
     for job, index in enumerate(choice.tolist()):
@@ -190,8 +200,12 @@ def place(problem: Problem, offers: Offers, choice: FloatArray, worth: float) ->
         if row is None or np.count_nonzero(row) > placing.fewest_nodes(-size):
             is_blocked = True
             row = _anyhow(problem, offers, placing, job, -size)
-            room = placing.make_room(-size) if worth < NEVER else None
-            if room is not None and _gain(placing, job, row, *room) > worth:
+            room = placing.make_room(job, -size) if worth < NEVER else None
+            is_shut_out = make_way and _must_be_together(problem, job) and job not in helped and not row.any()
+            if is_shut_out:
+                helped.add(job)
+                room = placing.make_way(-size, helped)
+            if room is not None and (is_shut_out or _gain(placing, job, row, *room) > worth):
                 row, leaving = room
                 for other in leaving:
                     heappush(waiting, (-int(placing.allocation[other].sum()), other))
@@ -199,6 +213,10 @@ def place(problem: Problem, offers: Offers, choice: FloatArray, worth: float) ->
         placing.put(job, row)
     _seat_idle(problem, placing)
     return placing.allocation, is_blocked
+
+
+def _must_be_together(problem: Problem, job: int) -> bool:
+    return problem.single_node is not None and bool(problem.single_node[job])
 
 
 def _anyhow(problem: Problem, offers: Offers, placing: Placing, job: int, size: int) -> FloatArray:

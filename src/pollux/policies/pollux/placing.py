@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class Placing:
         self._problem = problem
         self.allocation = np.zeros((problem.num_jobs, problem.num_nodes), dtype=np.int64)
         self.free = problem.capacity.copy()
+        self._most_nodes = problem.most_nodes.tolist()
         self._distributed = np.zeros(problem.num_nodes, dtype=np.int64)
         """Jobs on several nodes, by node."""
         self._has_racks = len(np.unique(problem.rack)) > 1
@@ -58,7 +60,7 @@ class Placing:
         here = self._problem.present[job] > 0
         roomy = np.flatnonzero(self.free >= size)
         if len(roomy):
-            return self._fill(roomy[np.lexsort((roomy, ~here[roomy], self.free[roomy]))], self.free, size)
+            return self._fill(job, roomy[np.lexsort((roomy, ~here[roomy], self.free[roomy]))], self.free, size)
         usable = self.free > 0
         if self._problem.avoid_interference:
             usable &= self._distributed == 0
@@ -66,17 +68,17 @@ class Placing:
         nodes = nodes[np.lexsort((nodes, ~here[nodes], -self.free[nodes]))]
         rack = self._problem.rack[nodes]
         choices = [nodes, *(nodes[rack == each] for each in np.unique(rack))] if self._has_racks else [nodes]
-        rows = [row for choice in choices if (row := self._fill(choice, self.free, size)) is not None]
+        rows = [row for choice in choices if (row := self._fill(job, choice, self.free, size)) is not None]
         return max(rows, key=lambda row: self.value(job, row), default=None)
 
-    def _fill(self, nodes: FloatArray, room: FloatArray, size: int) -> FloatArray | None:
-        """So many GPUs from these nodes, one after the other; None if they do not have them."""
+    def _fill(self, job: int, nodes: FloatArray, room: FloatArray, size: int) -> FloatArray | None:
+        """So many GPUs from these nodes, one after the other; None if they do not have them, or are too many."""
         row = np.zeros(len(room), dtype=np.int64)
         for count, node in enumerate(nodes.tolist(), 1):
             row[node] = min(size, int(room[node]))
             size -= int(row[node])
             if not size:
-                return row if count <= self._problem.max_nodes else None
+                return row if count <= self._most_nodes[job] else None
         return None
 
     def fewest_nodes(self, size: int) -> int:
@@ -84,7 +86,7 @@ class Placing:
         ends = np.cumsum(np.sort(self._problem.capacity)[::-1])
         return int(np.searchsorted(ends, size)) + 1
 
-    def make_room(self, size: int) -> tuple[FloatArray, list[int]] | None:
+    def make_room(self, job: int, size: int) -> tuple[FloatArray, list[int]] | None:
         """The nodes on which the fewest jobs have to go so that so many GPUs fit, and those jobs.
 
         Only smaller jobs on one node give way: they are easier to place than what comes for them. None if that is not
@@ -102,19 +104,44 @@ class Placing:
             room[node] += sum(self._alone_on[node][job] for job in leaving[node])
             cost[node] = len(leaving[node])
         nodes = np.lexsort((np.arange(len(room)), cost, -np.minimum(room, size)))[:count]
-        row = self._fill(nodes, room, size)
+        row = self._fill(job, nodes, room, size)
         if row is None:
             return None
-        return row, [job for node in np.flatnonzero(row).tolist() for job in leaving[node]]
+        return row, [other for node in np.flatnonzero(row).tolist() for other in leaving[node]]
+
+    def make_way(self, size: int, spared: Collection[int]) -> tuple[FloatArray, list[int]] | None:
+        """One node on which the fewest jobs have to go so that so many GPUs fit, and those jobs.
+
+        Anybody gives way, also those on several nodes, but for those that are spared or pinned. None if no node is
+        large enough.
+        """
+        found: list[tuple[int, int, list[int]]] = []
+        for node in np.flatnonzero(self._problem.capacity >= size).tolist():
+            holders = [other for other in np.flatnonzero(self.allocation[:, node]).tolist() if other not in spared]
+            gpus = {other: int(self.allocation[other, node]) for other in holders if not self._problem.pinned[other]}
+            leaving = self._fewest(gpus, size - int(self.free[node]))
+            if self.free[node] + sum(gpus[other] for other in leaving) >= size:
+                found.append((len(leaving), node, leaving))
+        if not found:
+            return None
+        _, node, leaving = min(found)
+        row = np.zeros(len(self.free), dtype=np.int64)
+        row[node] = size
+        return row, leaving
 
     def _leaving(self, node: int, needed: int, below: int) -> list[int]:
-        """The fewest jobs whose GPUs make up what the node lacks; those that it has, if they are not enough.
+        """Those jobs of the node that are to leave it; all that may, if they are not enough."""
+        pinned = self._problem.pinned
+        may_leave = {job: gpus for job, gpus in self._alone_on[node].items() if gpus < below and not pinned[job]}
+        return self._fewest(may_leave, needed - int(self.free[node]))
+
+    @staticmethod
+    def _fewest(gpus_of: Mapping[int, int], lacking: int) -> list[int]:
+        """The fewest jobs whose GPUs make up what is lacking; all if they are not enough.
 
         The last is the smallest that is enough, so that it finds another place; among equals those with least priority.
         """
-        lacking = needed - int(self.free[node])
-        pinned = self._problem.pinned
-        left = sorted((gpus, -job) for job, gpus in self._alone_on[node].items() if gpus < below and not pinned[job])
+        left = sorted((gpus, -job) for job, gpus in gpus_of.items())
         found: list[int] = []
         while left and lacking > 0:
             gpus, job = left.pop(bisect_left(left, (min(lacking, left[-1][0]),)))

@@ -21,9 +21,6 @@ from pollux.policies.pollux.problem import Problem
 from pollux.policies.pollux.solver import Budget, Solver
 from pollux.policies.pollux.speedups import Speedups, spreads_known_to
 
-USUAL_DELAY_S = 30.0
-"""What a re-allocation costs before a job has measured it (paper, section 5.3)."""
-
 
 @dataclass
 class Pollux(Policy):
@@ -38,7 +35,9 @@ class Pollux(Policy):
     p: float = -1.0
     """Of the power mean: 1 seeks throughput, −1 is the paper's default, −10 hardly sees anybody but the slowest."""
     realloc_delay_s: float | None = None
-    """What a re-allocation is taken to cost; None: as each job has measured it, 30 s before."""
+    """What a re-allocation is taken to cost; None: as each job has measured it."""
+    unmeasured_delay_s: float = 30.0
+    """What it is taken to cost before a job has measured it (paper, section 5.3)."""
     growth: int = 2
     """A job may get so many times the GPUs that it has been measured with."""
     avoid_interference: bool = True
@@ -66,6 +65,7 @@ class Pollux(Policy):
         if self.solver not in SOLVERS:
             raise UnknownName("pollux.solver", self.solver, SOLVERS)
         checks.finite(InvalidSpec, "pollux.realloc_delay_s", self.realloc_delay_s, 0, optional=True)
+        checks.finite(InvalidSpec, "pollux.unmeasured_delay_s", self.unmeasured_delay_s, 0)
         checks.whole(InvalidSpec, "pollux.growth", self.growth, 1)
         checks.whole(InvalidSpec, "pollux.max_gpus", self.max_gpus, 1, optional=True)
         checks.whole(InvalidSpec, "pollux.max_nodes", self.max_nodes, 1, optional=True)
@@ -136,7 +136,7 @@ class Pollux(Policy):
         bounds = [self._bounds(job, held) for job, held in zip(jobs, present.sum(axis=1).tolist(), strict=True)]
         least, most = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
         total = int(capacity.sum())
-        most = np.minimum(most, total)
+        most = np.minimum(most, [int(capacity.max()) if job.spec.single_node else total for job in jobs])
         fair = self._fair_share(snapshot.cluster, gpu_type, -(-total // len(jobs)))
         return Problem(
             tuple(job.id for job in jobs),
@@ -153,6 +153,7 @@ class Pollux(Policy):
             Objective(self.p, len(nodes) / total, self.floor),
             self.avoid_interference,
             self.max_nodes or len(nodes),
+            np.array([job.spec.single_node for job in jobs], dtype=bool),
         )
 
     def _fair_share(self, cluster: Cluster, gpu_type: str, num_gpus: int) -> Shape:
@@ -178,7 +179,7 @@ class Pollux(Policy):
         delay_s = self.realloc_delay_s
         if delay_s is None:
             measured = None if job.model is None else job.model.realloc_delay_s
-            delay_s = USUAL_DELAY_S if measured is None else measured
+            delay_s = self.unmeasured_delay_s if measured is None else measured
         age_s = job.age_s(now_s)
         if age_s + delay_s == 0.0:
             return 1.0

@@ -36,6 +36,7 @@ class Problem:
     """At most one job on several nodes may use any node."""
     max_nodes: int = 1 << 30
     """Of one job."""
+    single_node: FloatArray | None = None  # [J] bool: must be on one node; None: nobody must
 
     @property
     def num_jobs(self) -> int:
@@ -44,6 +45,14 @@ class Problem:
     @property
     def num_nodes(self) -> int:
         return len(self.node_ids)
+
+    @property
+    def most_nodes(self) -> FloatArray:
+        """[J] int: the most nodes that each may be on."""
+        found = np.full(self.num_jobs, self.max_nodes, dtype=np.int64)
+        if self.single_node is not None:
+            found[self.single_node] = 1
+        return found
 
     def speedups(self, allocation: FloatArray) -> FloatArray:
         """[J]: what the model promises of each row, before the cost of re-allocation."""
@@ -75,7 +84,7 @@ class Problem:
             "more than a node has": bool((allocation.sum(axis=0) > self.capacity).any()),
             "fewer than least": bool((runs & (num_gpus < self.least)).any()),
             "more than most": bool((runs & (num_gpus > self.most) & ~self.pinned).any()),
-            "too many nodes": bool(((allocation > 0).sum(axis=1) > self.max_nodes)[~self.pinned].any()),
+            "too many nodes": bool(((allocation > 0).sum(axis=1) > self.most_nodes)[~self.pinned].any()),
             "pinned moved": bool((allocation != self.present)[self.pinned].any()),
             "interference": self.avoid_interference and bool((meeting > self._meeting_at_best()).any()),
         }

@@ -24,7 +24,7 @@ class Rules(NamedTuple):
     pinned: FloatArray  # [J] bool
     least: FloatArray  # [J] int64
     most: FloatArray  # [J] int64
-    max_nodes: int
+    most_nodes: FloatArray  # [J] int64
     avoid_interference: bool
     published_interference: bool
     seat_idle: bool
@@ -41,7 +41,7 @@ class Rules(NamedTuple):
             pinned=np.array(problem.pinned, dtype=np.bool_, order="C"),
             least=np.array(problem.least, dtype=np.int64, order="C"),
             most=np.minimum(problem.most, problem.speedup.shape[2] - 1).astype(np.int64),
-            max_nodes=int(problem.max_nodes),
+            most_nodes=problem.most_nodes,
             avoid_interference=bool(problem.avoid_interference),
             published_interference=published_interference,
             seat_idle=seat_idle,
@@ -99,7 +99,7 @@ def cut_rows(
     J, N = individual.shape
     nodes = np.empty(N, dtype=np.int64)
     for j in range(J):
-        if rules.pinned[j] or (num_gpus[j] <= rules.most[j] and num_nodes[j] <= rules.max_nodes):
+        if rules.pinned[j] or (num_gpus[j] <= rules.most[j] and num_nodes[j] <= rules.most_nodes[j]):
             continue
         held = 0
         for n in range(N):
@@ -111,7 +111,7 @@ def cut_rows(
             drawn = i + below(state, held - i)
             n = nodes[drawn]
             nodes[drawn] = nodes[i]
-            individual[j, n] = min(individual[j, n], left) if i < rules.max_nodes else 0
+            individual[j, n] = min(individual[j, n], left) if i < rules.most_nodes[j] else 0
             left -= individual[j, n]
         num_gpus[j] = rules.most[j] - left
 
@@ -167,7 +167,7 @@ def seat_idle(individual: FloatArray, rules: Rules, num_gpus: FloatArray, room: 
         else:
             if len(is_busy) == 0:
                 is_busy = nodes_of_distributed(individual, rules.avoid_interference)
-            got = seat_apart(individual[j], least, start, rules.max_nodes, is_busy, room)
+            got = seat_apart(individual[j], least, start, rules.most_nodes[j], is_busy, room)
             free -= got
             if got > 0 and rules.avoid_interference:
                 for n in range(N):

@@ -1,0 +1,85 @@
+"""What `pollux demo` submits: jobs, when each arrives, and what each has to reach. See examples/demo.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pollux
+from pollux.cli.job_file import read_documents
+from pollux.core import checks
+from pollux.errors import InvalidInput, InvalidSpec, Permanent
+
+FULL, QUICK = "demo.yaml", "demo_quick.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the last line of a job must tell: a metric, not below or not above a bound."""
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.text(InvalidSpec, "metric", self.metric)
+        checks.finite(InvalidSpec, "at_least", self.at_least, None, optional=True)
+        checks.finite(InvalidSpec, "at_most", self.at_most, None, optional=True)
+        if (self.at_least is None) == (self.at_most is None):
+            raise InvalidSpec("target", str(self), "needs one bound", "Give at_least or at_most")
+
+    def is_reached_by(self, value: float) -> bool:
+        return value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0)
+
+    def worst(self, values: list[float]) -> float:
+        return min(values) if self.at_least is not None else max(values)
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most or 0.0:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One job of the demo."""
+
+    at_s: float
+    """Seconds after the first."""
+    target: Target
+    document: Mapping[str, Any]
+    """As the service takes it."""
+
+    def __post_init__(self) -> None:
+        checks.finite(InvalidSpec, "at_s", self.at_s, 0)
+        checks.text(InvalidSpec, "job.name", self.document.get("name"))
+
+    @property
+    def name(self) -> str:
+        return str(self.document["name"])
+
+
+def examples_folder() -> Path:
+    """Where the scripts of the demo are: in the package if it was installed as a wheel, else in the checkout."""
+    package = Path(pollux.__file__).parent
+    for folder in (package / "examples", package.parents[1] / "examples"):
+        if (folder / FULL).is_file():
+            return folder
+    raise Permanent(f"The examples are neither in {package} nor beside it. Install Pollux anew, or use a checkout.")
+
+
+def read_arrivals(path: Path) -> tuple[Arrival, ...]:
+    """The jobs of a file, in order of arrival. Scripts are looked for beside it."""
+    fix = "See examples/demo.yaml"
+    try:
+        (content,) = (document.content for document in read_documents(path))
+        found = [
+            Arrival(entry["at_s"], Target(**entry["target"]), {"working_dir": str(path.parent), **entry["job"]})
+            for entry in content["jobs"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput("workload", str(path), f"is no workload of a demo ({error!r})", fix) from None
+    names = [arrival.name for arrival in found]
+    if not names or len(set(names)) < len(names):
+        raise InvalidInput("workload", str(path), "has no jobs, or two of one name", fix)
+    return tuple(sorted(found, key=lambda arrival: arrival.at_s))

@@ -1,0 +1,144 @@
+"""`pollux down`: ends the cluster of this machine, also one whose service was killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pollux.cli import output, words
+from pollux.cli.finding import DirOption, find
+from pollux.core import NodeId
+from pollux.errors import Permanent, PolluxError, Temporary
+
+if TYPE_CHECKING:
+    from pollux.service.place import ClusterFolder
+    from pollux.wire.service_client import ServiceClient
+
+LOOK_S = 0.1
+
+
+def down(
+    leave_jobs: Annotated[
+        bool, typer.Option("--leave-jobs", help="Only end the service; jobs train on, and the next one finds them.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(metavar="S", min=1.0, help="Seconds to wait for its end.")] = 300.0,
+    path: DirOption = None,
+    as_json: output.JsonOption = False,
+) -> None:
+    """End the cluster: all jobs save and stop, daemons end, and nothing is left running.
+
+    Jobs that were not done go on with the next pollux up. --leave-jobs is for upgrades: jobs do not notice.
+    """
+    from pollux.service.place import ClusterFolder
+
+    if os.environ.get("POLLUX_URL") and path is None:
+        with find() as client:
+            _end_elsewhere(client, leave_jobs, timeout)
+        _answer(as_json, "ended", "The service has ended.")
+        return
+    folder = ClusterFolder(path)
+    was_running = folder.is_locked
+    if was_running:
+        _end_service(folder, leave_jobs, timeout)
+    left = [] if leave_jobs else _living(folder)
+    if left:
+        if not was_running:
+            output.note(f"The service was killed; what it left on {words.count(len(left), 'node')} is ended.")
+        _end_daemons(folder, left)
+    if not was_running:
+        folder.remove_service_file()
+    if not was_running and not left:
+        _answer(as_json, "nothing", f"Nothing runs in {folder.path}.")
+    elif leave_jobs:
+        _answer(as_json, "ended", "The service has ended; jobs train on. The next pollux up finds them.")
+    else:
+        _answer(as_json, "ended", "The cluster has ended. Jobs that are not done go on with the next pollux up.")
+
+
+def _end_service(folder: ClusterFolder, leave_jobs: bool, timeout_s: float) -> None:
+    from pollux.wire.service_client import ServiceClient
+
+    until_s = time.monotonic() + timeout_s
+    while (file := folder.running()) is None and folder.is_locked:  # it has just been started
+        if time.monotonic() > until_s:
+            lock = folder.lock_file
+            raise Permanent(f"A process holds {lock}, but does not listen. Find it with fuser {lock}, and end it.")
+        time.sleep(LOOK_S)
+    if file is None:
+        return
+    is_asked = False
+    while not is_asked and folder.is_locked:
+        try:
+            with ServiceClient(file.url, folder.token()) as client:
+                holding = sum(job.phase.holds_gpus for job in client.jobs().jobs)
+                client.shutdown("leave" if leave_jobs else "stop")
+            is_asked = True
+        except Temporary as failure:  # it takes no orders while it recovers
+            if time.monotonic() > until_s:
+                raise Permanent(
+                    f"{failure.args[0]} Kill it with kill -9 {file.pid}, and run pollux down again: it ends the rest."
+                ) from None
+            time.sleep(LOOK_S)
+    if is_asked and holding and not leave_jobs:
+        output.note("1 job saves and stops …" if holding == 1 else f"{holding} jobs save and stop …")
+    while folder.is_locked:
+        if time.monotonic() > until_s:
+            raise Permanent(
+                f"The service (pid {file.pid}) has not ended after {timeout_s:g} s. See {folder.log}, wait, or kill it "
+                f"with kill -9 {file.pid} and run pollux down again."
+            )
+        time.sleep(LOOK_S)
+
+
+def _end_elsewhere(client: ServiceClient, leave_jobs: bool, timeout_s: float) -> None:
+    """A service that is known by its address alone has ended when it answers no more."""
+    client.shutdown("leave" if leave_jobs else "stop")
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s:
+        try:
+            client.health()
+        except PolluxError:
+            return
+        time.sleep(LOOK_S)
+    raise Permanent(f"The service has not ended after {timeout_s:g} s.")
+
+
+def _living(folder: ClusterFolder) -> list[Path]:
+    """The folders of nodes that have processes."""
+    from pollux.node.folder import is_locked
+
+    return [path for path in folder.node_folders() if is_locked(path / "lock") or (path / "keeper.sock").exists()]
+
+
+def _end_daemons(folder: ClusterFolder, left: list[Path]) -> None:
+    """Each proves that it is ours before it gets a signal; replicas save first."""
+    import asyncio
+
+    from pollux.node import launching
+    from pollux.node.folder import StateFolder
+    from pollux.providers.local.supervised import SupervisedDaemon
+
+    def daemon(path: Path) -> SupervisedDaemon:
+        node, state = NodeId(path.name), StateFolder(path, folder.token_file)
+        command = [*launching.COMMAND, "--dir", str(path), "--node", node, "--slots", "1"]
+        return SupervisedDaemon(node, state, [*command, "--token-file", str(folder.token_file)], os.environ, 1)
+
+    async def end() -> None:
+        await asyncio.gather(*(daemon(path).end() for path in left))
+
+    folder.lock()  # nobody starts a service meanwhile
+    try:
+        asyncio.run(end())
+    finally:
+        folder.unlock()
+
+
+def _answer(as_json: bool, outcome: str, sentence: str) -> None:
+    if as_json:
+        output.print_json({"outcome": outcome})
+    else:
+        typer.echo(sentence)

@@ -1,0 +1,287 @@
+"""`pollux up`: starts the service, which starts the cluster, and waits until both are ready."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pollux.cli import output, words
+from pollux.cli.finding import DirOption
+from pollux.core import FrozenMap
+from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary, UnknownName
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from pollux.service.options import ServiceOptions
+    from pollux.service.place import ClusterConfig, ClusterFolder
+    from pollux.wire.api import ClusterView
+
+COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "pollux.cli.main", "up", "--foreground")
+START_TIMEOUT_S = 240.0
+"""Daemons load torch first, which takes long on a busy machine."""
+LOOK_S = 0.1
+LAST_LINES = 15
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def up(
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Daemons on this machine that act as nodes.", show_default="as before, or 1"),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Room of each node; 0: its share of the GPUs, or of the cores.",
+            show_default="as before, or 0",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Who decides; `pollux policies` lists them.", show_default="as before, or pollux"),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="policy.KEY=VALUE", help="An option of the policy.")
+    ] = None,
+    interval: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds from round to round.", show_default="as before, or 60")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the REST API.", show_default="as before, or 127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Its port; 0: any that is free.", show_default="as before, or 7333"),
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Do not go to the background, as service managers like it.")
+    ] = False,
+    path: DirOption = None,
+    as_json: output.JsonOption = False,
+) -> None:
+    """Start a cluster on this machine: the service, and a daemon for each node.
+
+    It goes on in the background; pollux down ends it. Jobs that were not done when the last one ended go on. Options
+    are remembered: without them it does as before.
+    """
+    from pollux.service.place import ClusterConfig, ClusterFolder
+
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise MissingDependency(package, "The live service", "service")
+    folder = ClusterFolder(path)
+    folder.make()
+    if folder.is_locked:
+        raise Permanent(folder.in_use())
+    config = merged(folder.config() or ClusterConfig(), nodes, slots, policy, settings, interval, host, port)
+    options = options_of(folder, config)
+    _check_devices(config)
+    check_port(config.host, config.port)
+    if not config.host.startswith(LOOPBACK):
+        output.note(
+            f"The REST API listens on {config.host}: the token, which allows everything, then travels unencrypted. "
+            "Do this in a network that you trust, or use an SSH tunnel."
+        )
+    if find_spec("torch") is None:
+        output.note("torch is not installed: only plain commands (gpus: n) can run. See pollux doctor.")
+    if (old := folder.service_file()) is not None:
+        output.note(f"The last service here (pid {old.pid}) was killed. Its jobs are found again.")
+    folder.write_config(config)
+    if foreground:
+        from pollux.service.serving import main
+
+        folder.remove_service_file()  # not earlier: a folder without it and without a lock is one that was ended
+        raise typer.Exit(main(options))
+    view, pid, url = _start(folder)
+    if as_json:
+        answer = {"url": url, "pid": pid, "dir": folder.path, "token_file": folder.token_file}
+        output.print_json({**answer, "gpus": view.gpus, "nodes": {node.id: node.gpus for node in view.nodes}})
+    else:
+        _tell(folder, view, url)
+
+
+def merged(
+    before: ClusterConfig,
+    nodes: int | None,
+    slots: int | None,
+    policy: str | None,
+    settings: Sequence[str] | None,
+    interval: float | None,
+    host: str | None,
+    port: int | None,
+) -> ClusterConfig:
+    """What was told before, with what is told now. Another policy begins without the options of the last one."""
+    given = {"nodes": nodes, "policy": policy, "interval_s": interval, "host": host, "port": port}
+    config = replace(before, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if slots is not None:
+        config = replace(config, slots=slots or None)
+    if config.policy != before.policy:
+        config = replace(config, policy_options=FrozenMap())
+    return replace(config, policy_options=FrozenMap({**config.policy_options, **_settings(settings or ())}))
+
+
+def _settings(assignments: Sequence[str]) -> dict[str, object]:
+    from pollux.simulator.settings import parse
+
+    found = {}
+    for key, value in parse(assignments, example="policy.p=-1").items():
+        section, _, name = key.partition(".")
+        if section != "policy" or not name:
+            raise UnknownName("--set", key, ["policy.<option>"])
+        found[name] = value
+    return found
+
+
+def options_of(folder: ClusterFolder, config: ClusterConfig) -> ServiceOptions:
+    """Checked: what is wrong with them is better said here than in the log of a process in the background."""
+    from pollux.service.options import ServiceOptions
+
+    return ServiceOptions(
+        folder.path,
+        config.host,
+        config.port,
+        config.nodes,
+        config.slots,
+        config.policy,
+        config.policy_options,
+        config.interval_s,
+    )
+
+
+def _check_devices(config: ClusterConfig) -> None:
+    from pollux.providers.local.devices import describe_devices, slots_of_each
+
+    report = describe_devices()
+    if report.problem:
+        output.note(report.problem)
+    slots_of_each(config.nodes, config.slots, report.devices)
+
+
+def check_port(host: str, port: int) -> None:
+    """That the service will be able to listen there."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Permanent(
+                f"Port {port} of {host} is taken by another program. Choose another with pollux up --port N; "
+                "0 means any that is free."
+            ) from None
+        if error.errno == errno.EACCES:
+            raise Permanent(
+                f"You may not listen on port {port}. Choose one above 1023 with pollux up --port N."
+            ) from None
+        reason = error.strerror or str(error)
+        raise InvalidInput(
+            "--host", host, f"cannot be listened on ({reason})", "Give an address of this machine"
+        ) from None
+
+
+def _start(folder: ClusterFolder) -> tuple[ClusterView, int, str]:
+    """The cluster, as soon as it is ready, and the pid and the address of its service."""
+    with folder.out.open("wb") as out:
+        os.chmod(folder.out, 0o600)
+        process = subprocess.Popen(
+            [*COMMAND, "--dir", str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    until_s = time.monotonic() + START_TIMEOUT_S
+    try:
+        with _progress("Starting the service …") as tell:
+            while True:
+                if (code := process.poll()) is not None:
+                    raise Permanent(_died(folder, code))
+                if (found := _ready(folder, process.pid, tell)) is not None:
+                    return found
+                if time.monotonic() > until_s:
+                    raise Permanent(
+                        f"The cluster is not ready after {START_TIMEOUT_S:.0f} s, and goes on starting. See "
+                        f"{folder.log} and {folder.nodes}/*/node.log; pollux down ends it."
+                    )
+                time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        output.note("The cluster goes on starting in the background; pollux down ends it.")
+        raise
+    finally:
+        process.returncode = process.poll() or 0  # it lives on, and nobody here waits for its end
+
+
+def _ready(folder: ClusterFolder, pid: int, tell: Status | None) -> tuple[ClusterView, int, str] | None:
+    from pollux.wire.service_client import ServiceClient
+
+    file = folder.running()
+    if file is None or file.pid != pid:
+        return None
+    try:
+        with ServiceClient(file.url, folder.token(), 5.0) as client:
+            view = client.cluster()
+    except Temporary:
+        return None
+    waiting = [node.id for node in view.nodes if node.state == "away"]
+    if view.is_recovering or waiting or not view.nodes:
+        if tell is not None:
+            tell.update(f"Waiting for {', '.join(waiting)} …" if waiting else "Looking for what runs already …")
+        return None
+    return view, pid, file.url
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[Status | None]:
+    """A line that moves, where there is a terminal."""
+    if not output.err_console.is_terminal:
+        output.note(text)
+        yield None
+        return
+    with output.err_console.status(text) as status:
+        yield status
+
+
+def _died(folder: ClusterFolder, code: int) -> str:
+    lines = folder.out.read_text("utf-8", "replace").splitlines()[-LAST_LINES:]
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    said = "\n".join(("It said nothing.",) if not lines else ("Its last lines:", *lines))
+    return f"The service {how} as it was started. See also {folder.log}. {said}"
+
+
+def _tell(folder: ClusterFolder, view: ClusterView, url: str) -> None:
+    usual = type(folder)().path == folder.path
+    where = "" if usual else f" --dir {folder.path}"
+    kinds = " and ".join(sorted({node.gpu_type for node in view.nodes}))
+    what = "CPU slot" if kinds == "cpu" else "GPU"
+    going_on = sum(view.num_jobs.get(phase, 0) for phase in ("pending", "starting", "running", "resizing"))
+    typer.echo(
+        f"Ready: {words.count(view.gpus, what)} on {words.count(len(view.nodes), 'node')} "
+        f"({', '.join(f'{node.id}: {node.gpus}' for node in view.nodes)}), policy {view.policy}, "
+        f"a round every {view.interval_s:g} s."
+    )
+    if going_on:
+        typer.echo(f"{words.count(going_on, 'job')} from before {'goes' if going_on == 1 else 'go'} on.")
+    typer.echo(f"REST API: {url} (token in {folder.token_file})")
+    typer.echo("Next:")
+    for command, why in (
+        ("run -- python train.py", "submit a job and follow it"),
+        ("top", "watch the cluster"),
+        ("down", "save all jobs and end everything"),
+    ):
+        verb, _, rest = command.partition(" ")
+        typer.echo(f"  {f'pollux {verb}{where} {rest}'.rstrip():<32} {why}")

@@ -1,0 +1,1 @@
+"""The live service: one process that drives the scheduler, keeps its event log and answers REST."""

@@ -1,0 +1,331 @@
+"""The real world of the scheduler: jobs on node daemons. Actions go to the home of a job, what happens comes back.
+
+The *home* is the daemon that runs a job (docs/elastic.md). Which one that is, is chosen at each start and written down
+before the daemon hears of it, so that a service that was killed asks the same one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from pollux.core import (
+    Action,
+    Allocation,
+    Event,
+    FrozenMap,
+    GenerationAbandoned,
+    Job,
+    JobFailed,
+    JobFinished,
+    JobId,
+    JobSpec,
+    JobStopped,
+    MakePlan,
+    Node,
+    NodeId,
+    NodeJoined,
+    NodeLost,
+    Phase,
+    ResizeJob,
+    StartJob,
+    StopJob,
+    StopReason,
+)
+from pollux.errors import PolluxError, StaleGeneration, Temporary, UnknownName
+from pollux.providers.base import Provider
+from pollux.scheduler import Scheduler
+from pollux.service.daemon_link import Callbacks, DaemonLink
+from pollux.wire import AgentReport
+from pollux.wire.nodes import (
+    Forget,
+    JobRequest,
+    Launch,
+    NodeAnswer,
+    NodeDescription,
+    NodeNews,
+    NodeRequest,
+    ReportNews,
+    ResizeRun,
+    RunJob,
+    RunNews,
+    RunPhase,
+    RunStatus,
+    StopRun,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Facts(Protocol):
+    """Small things that a service must know after it was killed."""
+
+    def get(self, key: str) -> str | None: ...
+    def put(self, key: str, value: str) -> None: ...
+
+
+class World:
+    """`hear` gets every event, with the node that told it; what that asks for comes back through `do`."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        token: str,
+        scheduler: Scheduler,
+        facts: Facts,
+        launch: Callable[[JobSpec], Launch],
+        hear: Callable[[Event, NodeId | None], None],
+        on_report: Callable[[AgentReport], None],
+        grace_s: float,
+    ) -> None:
+        self._provider = provider
+        self._token = token
+        self._scheduler = scheduler
+        self._facts = facts
+        self._launch = launch
+        self._hear = hear
+        self._on_report = on_report
+        self._grace_s = grace_s
+        self._links: dict[NodeId, DaemonLink] = {}
+        self._graces: dict[NodeId, asyncio.TimerHandle] = {}
+        self._arrived = asyncio.Event()
+        self._is_ending = False
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def start(self, timeout_s: float) -> None:
+        """Bring the nodes, and return when all of them were heard, or late."""
+        await self._provider.start(self.follow_provider)
+        self.follow_provider()
+        for node in list(self._scheduler.state.cluster):
+            if node.id not in self._links:
+                self._lose(node.id)
+        until_s = time.monotonic() + timeout_s
+        while not all(link.is_there for link in self._links.values()):
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(until_s - time.monotonic()):
+                    await self._arrived.wait()
+            except TimeoutError:
+                missing = sorted(node for node, link in self._links.items() if not link.is_there)
+                log.error("Nodes %s do not answer; jobs are run without them.", ", ".join(missing))
+                break
+        self._stop_homeless()
+
+    async def close(self, *, end_nodes: bool) -> None:
+        for grace in self._graces.values():
+            grace.cancel()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        await self._provider.close(end=end_nodes)
+
+    # Nodes
+
+    def follow_provider(self) -> None:
+        """Link with nodes that have come, forget those that the provider has given up."""
+        provided = {one.node.id: one for one in self._provider.nodes()}
+        callbacks = Callbacks(self._there, self._away, self._news, self._refused)
+        for node, one in provided.items():
+            if node in self._links:
+                self._links[node].address = one.address
+                if self._links[node].is_there:
+                    self._join(one.node)
+            else:
+                self._links[node] = DaemonLink(node, one.address, self._token, callbacks)
+                self._expect(node)
+        for node in [node for node in self._links if node not in provided]:
+            task = asyncio.get_running_loop().create_task(self._links.pop(node).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            self._lose(node)
+
+    def is_there(self, node: NodeId) -> bool:
+        return node in self._links and self._links[node].is_there
+
+    def address(self, node: NodeId) -> str:
+        return self._links[node].address if node in self._links else ""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All that the provider has, be they out of reach for the moment."""
+        return tuple(one.node for one in self._provider.nodes())
+
+    async def ask(self, node: NodeId, request: NodeRequest) -> NodeAnswer:
+        """`UnknownName` if there is no such node, `Temporary` if it does not answer."""
+        if node not in self._links:
+            raise UnknownName("node", node, self._links)
+        try:
+            return await self._links[node].ask(request)
+        except OSError as error:
+            raise Temporary(f"Node {node} does not answer ({error}).", 1.0) from error
+
+    # What is to be done
+
+    def do(self, action: Action, origin: NodeId | None = None) -> None:
+        """Have it done. `origin`: who told what the action answers to."""
+        match action:
+            case StartJob(job, generation) if self._is_ending:
+                self._later(JobStopped(job, generation, cause="the cluster is being ended"))
+            case ResizeJob(job, generation) if self._is_ending:
+                self._later(GenerationAbandoned(job, generation, "The cluster is being ended."))
+            case StartJob(job, generation, allocation):
+                self._start(job, generation, allocation)
+            case ResizeJob(job, generation, allocation):
+                self._ask_home(job, ResizeRun(job, generation, allocation, self._addresses(allocation)))
+            case StopJob(job, generation, reason=StopReason.SUPERSEDED) if origin in self._links:
+                self._links[origin].send(StopRun(job, generation, StopReason.SUPERSEDED))
+            case StopJob(job, generation, reason):
+                self._ask_home(job, StopRun(job, generation, reason))
+            case MakePlan():
+                raise AssertionError("plans are made by the planner")
+
+    def stop_all(self) -> None:
+        """Have every job save and stop, without the scheduler's having decided it, and start nothing any more."""
+        self._is_ending = True
+        for job in self._scheduler.state.jobs.values():
+            if job.phase.holds_gpus:
+                self._ask_home(job.id, StopRun(job.id, job.issued_generation, StopReason.PREEMPTED))
+
+    def _start(self, job: JobId, generation: int, allocation: Allocation) -> None:
+        spec = self._job(job).spec
+        remembered = self._home_and_generation(job)
+        if remembered is not None and remembered[1] == generation:
+            home = remembered[0]
+        else:
+            nodes = list(allocation.gpus)
+            home = next((node for node in nodes if self.is_there(node)), nodes[0])
+            self._facts.put(f"home/{job}", f"{generation} {home}")
+        try:
+            launch = self._launch(spec)
+        except PolluxError as error:
+            self._later(JobFailed(job, generation, str(error)))
+            return
+        if launch.is_plain:
+            allocation = Allocation.of({node: 1 for node in allocation.gpus})  # one process, whatever it holds
+        self._ask_home(job, RunJob(job, generation, launch, allocation, self._addresses(allocation, home)))
+
+    def _ask_home(self, job: JobId, request: JobRequest) -> None:
+        found = self._home_and_generation(job)
+        if found is None:
+            self._later(JobStopped(job, request.generation, cause="nobody knows where it runs"))
+        elif found[0] in self._links:
+            self._links[found[0]].send(request)
+
+    def _addresses(self, allocation: Allocation, home: NodeId | None = None) -> FrozenMap[NodeId, str]:
+        others = [node for node in allocation.gpus if node != home and node in self._links]
+        return FrozenMap({node: self._provider.reached_at(node) for node in others})
+
+    def _home_and_generation(self, job: JobId) -> tuple[NodeId, int] | None:
+        fact = self._facts.get(f"home/{job}")
+        if fact is None:
+            return None
+        generation, _, node = fact.partition(" ")
+        return NodeId(node), int(generation)
+
+    def _is_home(self, node: NodeId, job: JobId) -> bool:
+        found = self._home_and_generation(job)
+        return found is not None and found[0] == node
+
+    # What happens
+
+    def _there(self, node: NodeId, description: NodeDescription, runs: tuple[RunStatus, ...]) -> None:
+        if grace := self._graces.pop(node, None):
+            grace.cancel()
+        provided = next((one.node for one in self._provider.nodes() if one.node.id == node), None)
+        if provided is not None:
+            self._join(provided)
+        self._compare(node, runs)
+        for action in self._scheduler.outstanding():
+            if not isinstance(action, MakePlan) and self._is_home(node, action.job):
+                self.do(action, node)
+        self._arrived.set()
+
+    def _join(self, provided: Node) -> None:
+        cluster = self._scheduler.state.cluster
+        if provided.id in cluster and cluster[provided.id].schedulable is False:
+            provided = replace(provided, schedulable=False)  # a drained node stays drained
+        if provided.id not in cluster or cluster[provided.id] != provided:
+            self._hear(NodeJoined(provided), provided.id)
+
+    def _compare(self, node: NodeId, runs: tuple[RunStatus, ...]) -> None:
+        """What runs there against what should."""
+        state = self._scheduler.state
+        living = {run.job: run for run in runs if run.phase is not RunPhase.ENDED}
+        for run in living.values():
+            job = state.jobs.get(run.job)
+            # Ahead of us: the log was restored from a backup.
+            if job is None or (run.issued_generation > job.issued_generation and self._is_home(node, run.job)):
+                log.warning("Job %s runs on %s, but should not: it is stopped.", run.job, node)
+                reason = StopReason.SUPERSEDED if run.job in state.ended else StopReason.PREEMPTED
+                self._links[node].send(StopRun(run.job, run.issued_generation, reason))
+        known = {run.job for run in runs}
+        for job in list(state.jobs.values()):
+            is_missing = job.phase in (Phase.RUNNING, Phase.RESIZING) and job.id not in known
+            if is_missing and self._is_home(node, job.id):
+                self._hear(JobStopped(job.id, job.generation, cause=f"node {node} does not know it any more"), node)
+
+    def _away(self, node: NodeId) -> None:
+        self._expect(node)
+
+    def _expect(self, node: NodeId) -> None:
+        """Give the node some time to come back."""
+        loop = asyncio.get_running_loop()
+        self._graces[node] = loop.call_later(self._grace_s, self._lose, node)
+
+    def _lose(self, node: NodeId) -> None:
+        if grace := self._graces.pop(node, None):
+            grace.cancel()
+        if node not in self._scheduler.state.cluster:
+            return
+        log.error("Node %s is lost.", node)
+        self._hear(NodeLost(node), None)
+        for job in list(self._scheduler.state.jobs.values()):
+            if job.phase.holds_gpus and self._is_home(node, job.id):
+                self._end_orphans(job, node)
+
+    def _end_orphans(self, job: Job, home: NodeId) -> None:
+        """Replicas whose home is lost have nobody who decides for them: the job goes on from its checkpoint."""
+        for node in job.occupied.gpus:
+            if node in self._links:
+                self._links[node].send(Forget(job.id))
+        self._hear(JobStopped(job.id, job.generation, cause=f"its home, node {home}, is lost"), None)
+
+    def _stop_homeless(self) -> None:
+        """Jobs that hold GPUs of which nobody knows where they run: the log is older than the facts."""
+        for job in list(self._scheduler.state.jobs.values()):
+            if job.phase.holds_gpus and self._home_and_generation(job.id) is None:
+                self._hear(JobStopped(job.id, job.generation, cause="nobody knows where it runs"), None)
+
+    def _news(self, node: NodeId, news: NodeNews) -> None:
+        match news:
+            case RunNews(event=JobStopped() | JobFinished() | JobFailed() as end):
+                job = self._scheduler.state.jobs.get(end.job)
+                if job is not None and end.generation > job.issued_generation and self._is_home(node, end.job):
+                    end = replace(end, generation=job.issued_generation)  # the log was restored from a backup
+                self._hear(end, node)
+            case RunNews(event=event):
+                self._hear(event, node)
+            case ReportNews(report=report):
+                self._on_report(report)
+
+    def _refused(self, node: NodeId, request: JobRequest | Forget, error: PolluxError) -> None:
+        log.warning("Node %s refuses %s of job %s: %s", node, type(request).__name__, request.job, error)
+        match request:
+            case RunJob() if isinstance(error, StaleGeneration):
+                self._hear(JobStopped(request.job, request.generation, cause=str(error)), node)
+            case RunJob():
+                self._hear(JobFailed(request.job, request.generation, str(error)), node)
+            case ResizeRun():
+                self._hear(GenerationAbandoned(request.job, request.generation, str(error)), node)
+            case StopRun() if isinstance(error, StaleGeneration):
+                self._links[node].send(replace(request, generation=error.current))
+
+    def _later(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self._hear, event, None)
+
+    def _job(self, job: JobId) -> Job:
+        found = self._scheduler.state.job(job)
+        assert found is not None, f"an action for {job}, which was never submitted"
+        return found

@@ -1,0 +1,201 @@
+"""The commands for jobs and nodes, against the REST API of a fake service."""
+
+import json
+import threading
+
+import pytest
+from tests.cli.live_cluster import LiveFake, serving, short_folder
+from typer.testing import CliRunner
+
+from pollux.cli import jobs as cli_jobs
+from pollux.cli.main import app
+from pollux.core import JobFailed, JobFinished, JobId
+from pollux.service.place import ClusterFolder, ServiceFile
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def home(monkeypatch):
+    monkeypatch.delenv("POLLUX_URL", raising=False)
+    with short_folder() as path:
+        monkeypatch.setenv("POLLUX_HOME", str(path))
+        yield path
+
+
+@pytest.fixture
+def service(home):
+    service = LiveFake()
+    with serving(service, ClusterFolder()):
+        yield service
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(app, list(arguments))
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    return result
+
+
+class TestFinding:
+    def test_without_a_cluster_the_way_out_is_named(self, home):
+        result = run("ps", code=1)
+        assert result.stderr == f"error: No cluster runs in {home}/cluster. Start one with pollux up.\n"
+
+    def test_another_folder_is_named_in_the_way_out(self, home):
+        assert f"pollux up --dir {home}/b" in run("ps", "--dir", f"{home}/b", code=1).stderr
+
+    def test_a_service_that_does_not_listen_yet_is_waited_for(self, home):
+        folder = ClusterFolder()
+        folder.make()
+        folder.lock()
+        assert "just starting" in run("top", code=1).stderr
+        folder.unlock()
+
+    def test_an_address_may_come_from_the_environment(self, service, home, monkeypatch):
+        monkeypatch.setenv("POLLUX_URL", ClusterFolder().running().url)
+        result = run("ps", code=2)
+        assert "POLLUX_TOKEN_FILE" in result.stderr
+        monkeypatch.setenv("POLLUX_TOKEN_FILE", str(home / "cluster" / "token"))
+        monkeypatch.setenv("POLLUX_HOME", str(home / "elsewhere"))
+        assert json.loads(run("ps", "--json").stdout) == []
+
+    def test_a_wrong_token_is_told(self, service, home, monkeypatch):
+        monkeypatch.setenv("POLLUX_URL", ClusterFolder().running().url)
+        (home / "other").write_text("another-token")
+        monkeypatch.setenv("POLLUX_TOKEN_FILE", str(home / "other"))
+        result = run("ps", code=1)
+        assert "POLLUX_TOKEN_FILE" in result.stderr
+        assert "another-token" not in result.stderr
+
+    def test_a_token_that_cannot_be_read_is_told(self, service, home):
+        (home / "cluster" / "token").rename(home / "cluster" / "gone")
+        assert "cannot be read: No such file" in run("ps", code=1).stderr
+
+    def test_a_service_of_another_version_is_noted(self, service):
+        folder = ClusterFolder()
+        running = folder.running()
+        folder.write_service_file(ServiceFile(running.pid, running.url, "0.0.0", running.started_at_s))
+        result = run("ps", "--json")
+        assert "The service is Pollux 0.0.0" in result.stderr
+        assert json.loads(result.stdout) == []
+
+    def test_a_service_that_does_not_answer_is_told_without_promises(self, home):
+        folder = ClusterFolder()
+        folder.make()
+        folder.lock()
+        folder.write_service_file(ServiceFile(1, "http://127.0.0.1:9", "0.0.0", 1.0))
+        result = run("nodes", code=1)
+        assert "does not answer" in result.stderr
+        assert "Trying again" not in result.stderr
+        folder.unlock()
+
+
+class TestShowing:
+    def test_ps_lists_what_has_not_ended(self, service):
+        service.add("first")
+        service.add("second", team="vision")
+        service.place(**{"j-1": {"n0": 2}})
+        service.hear(JobFinished(JobId("j-1"), 1))
+        text = run("ps").stdout
+        assert "second" in text
+        assert "first" not in text
+        assert "succeeded" in run("ps", "-a").stdout
+        assert [job["id"] for job in json.loads(run("ps", "--json", "-a", "--team", "vision").stdout)] == ["j-2"]
+
+    def test_ps_of_nothing_says_so_beside_the_output(self, service):
+        result = run("ps")
+        assert result.stdout == ""
+        assert "No jobs" in result.stderr
+
+    def test_describe_tells_all_but_secrets(self, service):
+        service.add("first", max_gpus=4)
+        service.place(**{"j-1": {"n0": 2}})
+        text = run("describe", "first").stdout
+        for part in ("j-1 (first)", "running", "n0×2", "1 to 4 GPUs", "python train.py", "KEY", "generation 1 trains"):
+            assert part in text
+        assert "hidden" not in text
+        document = json.loads(run("describe", "j-1", "--json").stdout)
+        assert document["job"]["phase"] == "running"
+        assert document["events"]
+
+    def test_describe_of_an_unknown_job_is_wrong_input(self, service):
+        service.add("first")
+        assert "j-7" in run("describe", "j-7", code=2).stderr
+
+    def test_nodes_show_who_is_there(self, service):
+        service.add()
+        service.place(**{"j-1": {"n0": 2}})
+        service.away.add("n1")
+        result = run("nodes")
+        assert "j-1×2" in result.stdout
+        assert "away" in result.stdout
+        assert "4 GPUs" in result.stderr
+
+    def test_nodes_are_drained_and_used_again(self, service):
+        view = json.loads(run("drain", "n0", "n1", "--json").stdout)
+        assert [node["state"] for node in view["nodes"]] == ["drained", "drained"]
+        assert "ready" in run("undrain", "n1").stdout
+
+
+class TestOrders:
+    def test_several_jobs_are_paused_and_resumed(self, service):
+        service.add("a")
+        service.add("b")
+        assert run("pause", "a", "j-2").stdout == "j-1 (a): paused\nj-2 (b): paused\n"
+        assert [job["phase"] for job in json.loads(run("resume", "a", "b", "--json").stdout)] == ["pending"] * 2
+
+    def test_one_that_fails_does_not_keep_the_others(self, service):
+        service.add("a")
+        result = run("cancel", "nobody", "a", code=1)
+        assert result.stdout == "j-1 (a): cancelled\n"
+        assert "nobody" in result.stderr
+
+    def test_bounds_change_one_at_a_time(self, service):
+        service.add("a", min_gpus=2, max_gpus=3)
+        assert json.loads(run("scale", "a", "--max", "0", "--json").stdout)["max_gpus"] is None
+        assert run("scale", "a", "--min", "1").stdout == "j-1 (a): 1 GPU or more\n"
+        assert "--max" in run("scale", "a", code=2).stderr
+        assert "more than the 1" in run("scale", "a", "--min", "2", "--max", "1", code=2).stderr
+
+
+class TestWaiting:
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch):
+        monkeypatch.setattr(cli_jobs, "LOOK_S", 0.01)
+
+    def test_all_succeeded_is_zero(self, service):
+        for job in (service.add(), service.add()):
+            service.place(**{job: {"n0": 1}})
+            service.hear(JobFinished(job, 1))
+        result = run("wait", "j-1", "j-2")
+        assert result.stderr.count("succeeded after") == 2
+
+    @pytest.mark.parametrize(("code", "expected"), [(7, 7), (None, 1), (-9, 1), (200, 1)])
+    def test_a_failed_job_hands_on_its_exit_code(self, service, code, expected):
+        job = service.add(retries=0)
+        service.place(**{job: {"n0": 1}})
+        service.hear(JobFailed(job, 1, "it broke", code))
+        assert "it broke" in run("wait", job, code=expected).stderr
+
+    def test_a_cancelled_job_is_three(self, service):
+        job = service.add()
+        run("cancel", job)
+        assert json.loads(run("wait", job, "--json", code=3).stdout)[0]["phase"] == "cancelled"
+
+    def test_a_job_that_takes_too_long_is_124(self, service):
+        job = service.add()
+        assert "is still pending" in run("wait", job, "--timeout", "0.05", code=124).stderr
+
+    def test_it_waits_for_the_end(self, service):
+        job = service.add()
+        service.place(**{job: {"n0": 1}})
+        threading.Timer(0.1, service.hear, [JobFinished(job, 1)]).start()
+        run("wait", job)
+
+
+def test_tab_offers_jobs_and_is_silent_without_a_cluster(service, home, monkeypatch):
+    service.add("first")
+    environment = {"_POLLUX_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "pollux describe "}
+    assert "j-1" in runner.invoke(app, [], env=environment, prog_name="pollux").output
+    monkeypatch.setenv("POLLUX_HOME", str(home / "elsewhere"))
+    assert "error" not in runner.invoke(app, [], env=environment, prog_name="pollux").output

@@ -1,0 +1,20 @@
+"""`pollux node` with a keeper that does not load torch, which takes seconds. All else is real."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from pollux.core import NodeId
+from pollux.node.daemon import DaemonOptions, serve
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--dir", type=Path)
+parser.add_argument("--node")
+parser.add_argument("--slots", type=int)
+parser.add_argument("--token-file", type=Path)
+parser.add_argument("--breaks", action="store_true")
+given = parser.parse_args()
+if given.breaks:
+    sys.exit("no such luck")
+options = DaemonOptions(preload=())
+sys.exit(serve(given.dir, NodeId(given.node), slots=given.slots, options=options, token_file=given.token_file))

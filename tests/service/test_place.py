@@ -1,0 +1,146 @@
+"""The folder of a cluster: who may read it, who may run in it, and what it says of both."""
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pollux.core import FrozenMap
+from pollux.errors import InvalidSpec, Permanent
+from pollux.service.place import ClusterConfig, ClusterFolder, ServiceFile, read_token
+
+FILE = ServiceFile(pid=4242, url="http://127.0.0.1:7333", version="0.1", started_at_s=1.5)
+
+
+@pytest.fixture
+def folder():
+    path = Path(tempfile.mkdtemp(prefix="place-", dir="/tmp"))
+    yield ClusterFolder(path / "cluster")
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def made(folder):
+    folder.make()
+    return folder
+
+
+def test_it_is_in_the_users_own_folder_of_pollux(monkeypatch):
+    monkeypatch.setenv("POLLUX_HOME", "/somewhere")
+    assert ClusterFolder().path == Path("/somewhere/cluster")
+
+
+def test_nobody_else_may_read_it_or_its_token(made):
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(made.token_file.stat().st_mode) == 0o600
+
+
+def test_the_token_stays(made):
+    token = made.token()
+    made.make()
+    assert made.token() == token
+    assert len(token) == 64
+
+
+def test_a_folder_that_cannot_be_made_names_what_to_set(folder):
+    folder.path.parent.joinpath("file").touch()
+    with pytest.raises(InvalidSpec, match="POLLUX_HOME") as caught:
+        ClusterFolder(folder.path.parent / "file" / "cluster").make()
+    assert caught.value.field == "--dir"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only_is_refused(folder):
+    folder.path.parent.chmod(0o500)
+    try:
+        with pytest.raises(InvalidSpec, match="Permission denied"):
+            folder.make()
+    finally:
+        folder.path.parent.chmod(0o700)
+
+
+def test_a_path_that_is_too_long_for_sockets_is_refused_before_anything_is_made(folder):
+    deep = ClusterFolder(folder.path / ("x" * 100))
+    with pytest.raises(InvalidSpec, match="too long"):
+        deep.make()
+    assert not folder.path.exists()
+
+
+def test_only_one_service_runs_in_it(made):
+    made.lock()
+    other = ClusterFolder(made.path)
+    assert other.is_locked
+    made.write_service_file(FILE)
+    with pytest.raises(Permanent, match=r"pid 4242, http://127.0.0.1:7333"):
+        other.lock()
+    made.unlock()
+    made.unlock()
+    assert not other.is_locked
+    other.lock()
+    other.unlock()
+
+
+def test_a_service_that_is_just_starting_has_no_address(made):
+    made.lock()
+    with pytest.raises(Permanent, match="just starting"):
+        ClusterFolder(made.path).lock()
+    made.unlock()
+
+
+def test_a_service_file_without_its_lock_is_stale(made):
+    made.write_service_file(FILE)
+    assert made.service_file() == FILE
+    assert made.running() is None
+    made.lock()
+    assert made.running() == FILE
+    made.unlock()
+    made.remove_service_file()
+    made.remove_service_file()
+    assert made.service_file() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"other": 1}'])
+def test_a_damaged_service_file_is_none(made, text):
+    (made.path / "service.json").write_text(text)
+    assert made.service_file() is None
+
+
+def test_what_up_was_told_comes_back(made):
+    assert made.config() is None
+    told = ClusterConfig(2, 4, "pollux", FrozenMap({"p": -1.0, "solver": "genetic"}), 5.0, "0.0.0.0", 0)
+    made.write_config(told)
+    assert made.config() == told
+
+
+def test_fields_of_another_version_are_passed_over(made):
+    (made.path / "cluster.json").write_text(json.dumps({"nodes": 3, "colour": "red"}))
+    assert made.config() == ClusterConfig(nodes=3)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"policy_options": 3}'])
+def test_a_damaged_configuration_is_told(made, text):
+    (made.path / "cluster.json").write_text(text)
+    with pytest.raises(Permanent, match=r"cluster\.json cannot be read"):
+        made.config()
+
+
+def test_node_folders_come_in_the_order_of_their_numbers(made):
+    for name in ("n10", "n2", "n0", "notes"):
+        (made.nodes / name).mkdir(parents=True)
+    assert [path.name for path in made.node_folders()] == ["n0", "n2", "n10"]
+
+
+def test_a_token_that_cannot_be_read_is_told(made):
+    made.token_file.write_text("")
+    with pytest.raises(Permanent, match="is empty"):
+        made.token()
+    with pytest.raises(Permanent, match="No such file"):
+        read_token(made.path / "absent")
+
+
+def test_a_job_saves_in_the_folder_unless_it_names_another(made):
+    assert made.checkpoint_dir("j7") == made.path / "jobs" / "j7" / "checkpoints"

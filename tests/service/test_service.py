@@ -1,0 +1,389 @@
+"""The live driver against daemons without processes: requests, rounds, crashes, nodes that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.service.living import Living, live
+
+from pollux.core import Allocation, JobId, NodeId, Phase, Progress, ReplicaLost
+from pollux.errors import InvalidJob, InvalidSpec, Permanent, UnknownName
+from pollux.service.options import ServiceOptions
+from pollux.wire import AgentReport
+from pollux.wire.entries import BatchSetting, ReplicasChanged, RunState, TrainingStarted
+from pollux.wire.nodes import Refused, RunJob, RunPhase, StopRun
+
+
+def report_of(job: JobId, step: int = 10, **more: object) -> AgentReport:
+    state = RunState(step, Progress(float(step), 100.0), 1, BatchSetting(32, 32), (1.0,), 0, 0)
+    return AgentReport(job, 1, 1e9, state, **more)  # type: ignore[arg-type]
+
+
+class TestRequests:
+    def test_a_job_runs_as_soon_as_it_is_submitted_and_ends(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(name="net")
+            assert job.id == "net-1"
+            assert job.allocation.num_gpus == 1
+            living.daemon_of(job.id).finish(job.id)
+            assert (await living.reach(job.id, Phase.SUCCEEDED)).finished_at_s is not None
+
+        live(main)
+
+    def test_what_a_daemon_is_told_to_run_is_what_was_submitted(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(command="python train.py --lr 0.1", env={"KEY": "secret"}, requested_gpus=3)
+            request = living.daemons[0].asked[0]
+            assert isinstance(request, RunJob)
+            assert request.launch.script == "/tmp/train.py"
+            assert request.launch.arguments == ("--lr", "0.1")
+            assert request.launch.environment["KEY"] == "secret"
+            assert request.launch.environment["POLLUX_FIXED_BATCH"] == "1"  # fifo does not adapt batch sizes
+            assert request.launch.checkpoint_dir == str(living.place.checkpoint_dir(job.id))
+            assert dict(request.allocation.gpus) == {"n0": 2, "n1": 1}
+            assert dict(request.addresses) == {"n1": "127.0.0.1:1001"}
+
+        live(main)
+
+    def test_a_plain_command_is_one_process_that_holds_several_gpus_of_one_node(self) -> None:
+        async def main(living: Living) -> None:
+            await living.submit(command="echo hello", gpus=1)
+            job = await living.submit(command="echo hello", gpus=2)
+            request = living.daemon_of(job.id).asked[-1]
+            assert isinstance(request, RunJob)
+            assert (request.launch.is_plain, request.launch.gpus) == (True, 2)
+            assert request.allocation.num_gpus == 1
+            assert dict(job.allocation.gpus) == {"n1": 2}
+
+        live(main)
+
+    def test_a_job_that_can_never_run_is_told_so(self) -> None:
+        async def main(living: Living) -> None:
+            for fields, field in (
+                ({"command": "echo", "gpus": 3}, "gpus"),
+                ({"min_gpus": 5}, "min_gpus"),
+                ({"gpu_type": "h100"}, "gpu_type"),
+            ):
+                with pytest.raises(InvalidJob) as caught:
+                    await living.submit(until=None, **fields)
+                assert [fault.field for fault in caught.value.faults] == [field]
+            assert not living.service.scheduler.state.jobs
+
+        live(main)
+
+    def test_a_paused_job_saves_leaves_and_comes_back(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            living.service.pause(job.id)
+            await living.reach(job.id, Phase.PAUSED)
+            living.service.resume(job.id)
+            assert (await living.reach(job.id, Phase.RUNNING)).generation == 2
+            with pytest.raises(Permanent, match="nothing to resume"):
+                living.service.resume(job.id)
+
+        live(main)
+
+    def test_a_cancelled_job_ends_and_nothing_can_be_asked_of_it_any_more(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            living.service.cancel(job.id)
+            await living.reach(job.id, Phase.CANCELLED)
+            for request in (living.service.pause, living.service.cancel, living.service.resume):
+                with pytest.raises(Permanent, match="been cancelled"):
+                    request(job.id)
+            with pytest.raises(UnknownName):
+                living.service.cancel(JobId("other"))
+
+        live(main)
+
+    def test_bounds_are_changed_within_reason(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            assert living.service.scale(job.id, 2, 4).spec.max_gpus == 4
+            with pytest.raises(InvalidJob):
+                living.service.scale(job.id, 9, None)
+            with pytest.raises(InvalidSpec):
+                living.service.scale(job.id, 3, 2)
+            plain = await living.submit(command="echo", gpus=1)
+            with pytest.raises(Permanent, match="plain command"):
+                living.service.scale(plain.id, 1, 2)
+
+        live(main)
+
+    def test_logs_are_read_from_the_nodes(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            (file,) = await living.service.logs(job.id)
+            assert (file.node, file.replica, file.size) == ("n0", "r0", 5)
+            part = await living.service.read_log(job.id, file.node, file.replica, 2, 100)
+            assert part.text == "llo"
+
+        live(main)
+
+    def test_somebody_who_waits_for_events_is_woken(self) -> None:
+        async def main(living: Living) -> None:
+            last = living.store.last_number
+            waiting = asyncio.create_task(living.service.wait_for_event(last, 30.0))
+            await living.submit()
+            await waiting
+            assert living.store.last_number > last
+
+        live(main)
+
+    def test_a_policy_that_needs_the_future_is_refused(self) -> None:
+        with pytest.raises(InvalidSpec, match="true future"):
+            ServiceOptions(Path("/tmp"), policy="srtf")
+
+
+class TestRounds:
+    def test_idle_gpus_are_given_out_when_others_leave_and_not_only_at_the_next_interval(self) -> None:
+        async def main(living: Living) -> None:
+            first = await living.submit(command="echo", gpus=2)
+            second = await living.submit(command="echo", gpus=2)
+            third = await living.submit(command="echo", gpus=2, until=None)
+            assert living.service.waits_for(living.job(third.id)) == "a free GPU"
+            living.daemon_of(first.id).finish(first.id)
+            await living.reach(third.id, Phase.RUNNING)
+            assert living.job(second.id).phase is Phase.RUNNING
+
+        live(main)
+
+    def test_reports_reach_the_policy_at_the_next_round_and_are_kept(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            notice = TrainingStarted(1e9, report_of(job.id).state, 7)
+            changed = ReplicasChanged(1e9 + 1, report_of(job.id).state, 1, "resized")
+            daemon = living.daemon_of(job.id)
+            daemon.report(report_of(job.id, notices=(notice,), loss=2.0))
+            daemon.report(report_of(job.id, 20, notices=(notice, changed), loss=1.0))  # the first one comes twice
+            await living.until(lambda: getattr(living.service.report_of(job.id), "loss", None) == 1.0)
+            await living.submit()
+            stored = [one.document for one in living.store.events(job=job.id)]
+            assert [one for one in stored if isinstance(one, TrainingStarted | ReplicasChanged)] == [notice, changed]
+            await living.restart()
+            found = living.service.report_of(job.id)
+            assert found is not None
+            assert found.state.step == 20
+
+        live(main)
+
+
+class TestFailures:
+    def test_a_job_that_fails_again_and_again_ends_as_failed_with_its_reason(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(retries=2)
+            for generation in (1, 2, 3):
+                await living.until(
+                    lambda g=generation: (
+                        living.job(job.id).phase is Phase.RUNNING and living.job(job.id).generation == g
+                    )
+                )
+                living.daemon_of(job.id).fail(job.id, f"boom {generation}")
+            ended = await living.reach(job.id, Phase.FAILED)
+            assert (ended.num_failures, ended.exit_reason, ended.exit_code) == (3, "boom 3", 1)
+
+        live(main)
+
+    def test_a_start_that_is_refused_is_a_failure(self) -> None:
+        async def main(living: Living) -> None:
+            for daemon in living.daemons:
+                daemon.refusal = Refused("script = '/tmp/train.py': cannot be read")
+            job = await living.submit(until=Phase.FAILED, retries=0)
+            assert "cannot be read" in job.exit_reason
+
+        live(main)
+
+    def test_a_daemon_that_knows_a_newer_generation_is_gone_along_with(self) -> None:
+        async def main(living: Living) -> None:
+            living.daemons[0].refusal = Refused("stale", is_stale=True, generation=2)
+            job = await living.submit(until=None, retries=0)
+            await living.until(lambda: living.job(job.id).issued_generation >= 2)
+            living.daemons[0].refusal = None
+            assert (await living.reach(job.id, Phase.RUNNING)).num_failures == 0
+
+        live(main)
+
+    def test_lost_replicas_shrink_the_allocation(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(requested_gpus=2)
+            living.daemons[0].announce(ReplicaLost(job.id, 1, 1, Allocation.of({NodeId("n0"): 1})))
+            await living.until(lambda: living.job(job.id).allocation.num_gpus == 1)
+
+        live(main)
+
+    def test_a_node_that_stays_away_is_lost_and_its_jobs_go_on_elsewhere(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(requested_gpus=3)
+            await living.daemons[0].stop()
+            await living.until(lambda: NodeId("n0") not in living.service.scheduler.state.cluster)
+            assert living.service.node_state(NodeId("n0")) == "away"
+            await living.until(lambda: living.daemons[1].forgotten == [job.id])
+            await living.daemons[0].start()
+            again = await living.reach(job.id, Phase.RUNNING)
+            assert again.generation == 2
+            assert again.num_failures == 0
+
+        live(main, node_grace_s=0.1)
+
+    def test_a_node_that_comes_back_in_time_has_lost_nothing(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            await living.daemons[0].stop()
+            await living.until(lambda: living.service.node_state(NodeId("n0")) == "away")
+            await living.daemons[0].start()
+            await living.until(lambda: living.service.node_state(NodeId("n0")) == "ready")
+            assert living.job(job.id).generation == 1
+
+        live(main)
+
+    def test_replicas_that_come_back_after_their_job_went_elsewhere_are_ended(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            await living.daemons[0].stop()
+            await living.until(lambda: job.id in living.daemons[1].runs)
+            await living.reach(job.id, Phase.RUNNING)
+            await living.daemons[0].start()
+            await living.until(lambda: living.daemons[0].runs[job.id].phase is RunPhase.ENDED)
+            assert living.job(job.id).phase is Phase.RUNNING
+            assert dict(living.job(job.id).allocation.gpus) == {"n1": 1}
+
+        live(main, node_grace_s=0.1)
+
+    def test_a_drained_node_gets_nothing_new_also_after_a_restart(self) -> None:
+        async def main(living: Living) -> None:
+            living.service.drain(NodeId("n0"))
+            await living.restart()
+            assert living.service.node_state(NodeId("n0")) == "drained"
+            job = await living.submit()
+            assert dict(job.allocation.gpus) == {"n1": 1}
+            living.service.undrain(NodeId("n0"))
+            assert living.service.node_state(NodeId("n0")) == "ready"
+            with pytest.raises(UnknownName):
+                living.service.drain(NodeId("n7"))
+
+        live(main)
+
+
+class TestCrashes:
+    def test_a_service_that_was_killed_finds_its_jobs_as_they_are(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            before = living.service.scheduler.state
+            await living.restart()
+            assert living.job(job.id) == before.jobs[job.id]
+            assert living.replayed().state == living.service.scheduler.state
+            assert [type(request) for request in living.daemons[0].asked] == [RunJob]
+
+        live(main)
+
+    def test_a_start_that_nobody_heard_of_is_said_again(self) -> None:
+        async def main(living: Living) -> None:
+            living.daemons[0].is_slow = living.daemons[1].is_slow = True
+            job = await living.submit(until=Phase.STARTING)
+            await living.until(lambda: living.daemons[0].asked)
+            await living.kill()
+            living.daemons[0].runs.clear()  # as if it had been killed before it spoke
+            living.daemons[0].is_slow = False
+            await living.start()
+            assert (await living.reach(job.id, Phase.RUNNING)).generation == 1
+            assert [type(request) for request in living.daemons[0].asked] == [RunJob, RunJob]
+
+        live(main)
+
+    def test_what_happened_meanwhile_is_heard(self) -> None:
+        async def main(living: Living) -> None:
+            finished, failed, gone = [await living.submit() for _ in range(3)]
+            await living.kill()
+            living.daemon_of(finished.id).finish(finished.id)
+            living.daemon_of(failed.id).fail(failed.id)
+            del living.daemon_of(gone.id).runs[gone.id]
+            await living.start()
+            await living.reach(finished.id, Phase.SUCCEEDED)
+            await living.until(lambda: living.job(failed.id).generation == 2)
+            assert living.job(failed.id).num_failures == 1
+            await living.until(lambda: living.job(gone.id).generation == 2)
+            assert living.job(gone.id).num_failures == 0
+            assert living.replayed().state == living.service.scheduler.state
+
+        live(main)
+
+    def test_jobs_that_the_log_does_not_know_are_stopped(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            await living.kill()
+            for path in living.folder.glob("pollux.db*"):
+                path.unlink()
+            await living.start()
+            await living.until(lambda: living.daemons[0].runs[job.id].phase is RunPhase.ENDED)
+
+        live(main)
+
+    def test_a_log_from_a_backup_catches_up(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            living.store.backup(living.folder / "copy")
+            living.service.pause(job.id)
+            await living.reach(job.id, Phase.PAUSED)
+            living.service.resume(job.id)
+            await living.until(lambda: living.job(job.id).generation == 2 and living.job(job.id).phase is Phase.RUNNING)
+            await living.kill()
+            for path in living.folder.glob("pollux.db*"):
+                path.unlink()
+            (living.folder / "copy").rename(living.place.database)
+            await living.start()
+            await living.until(lambda: living.job(job.id).generation > 1)  # what was ahead of the log is stopped first
+            again = await living.reach(job.id, Phase.RUNNING)
+            assert again.num_failures == 0
+            assert living.daemon_of(job.id).runs[job.id].phase is RunPhase.TRAINING
+
+        live(main)
+
+    def test_snapshots_and_the_whole_log_lead_to_the_same_state(self) -> None:
+        async def main(living: Living) -> None:
+            for _ in range(4):
+                job = await living.submit()
+                living.daemon_of(job.id).finish(job.id)
+                await living.reach(job.id, Phase.SUCCEEDED)
+            assert living.store.latest() is not None
+            state = living.service.scheduler.state
+            assert living.replayed().state == state
+            await living.restart()
+            assert replace_time(living.service.scheduler.state) == replace_time(state)
+
+        live(main, save_every=5)
+
+
+class TestTheEnd:
+    def test_jobs_save_and_stop_and_go_on_next_time(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            living.service.end(stop_jobs=True)
+            await living.running
+            assert living.provider.was_ended is True
+            assert isinstance(living.daemons[0].asked[-1], StopRun)
+            assert living.job(job.id).phase is Phase.PENDING
+            living.store.close()
+            await living.start()
+            assert (await living.reach(job.id, Phase.RUNNING)).generation == 2
+
+        live(main)
+
+    def test_or_they_train_on(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            living.service.end(stop_jobs=False)
+            await living.running
+            assert living.provider.was_ended is False
+            assert living.daemons[0].runs[job.id].phase is RunPhase.TRAINING
+            living.store.close()
+            await living.start()
+            assert living.job(job.id).generation == 1
+
+        live(main)
+
+
+def replace_time(state: object) -> dict[str, object]:
+    """A state without its clock."""
+    return {**vars(state), "time_s": 0.0}
