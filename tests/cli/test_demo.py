@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from pollux.cli import demo, demo_report
 from pollux.cli.demo_cluster import processes_of
 from pollux.cli.demo_story import DemoResult, Moment, Outage, PolicyRun, changes, journal, printed_value, story
-from pollux.cli.demo_workload import FULL, QUICK, Arrival, Target, examples_folder, read_arrivals
+from pollux.cli.demo_workload import FULL, QUICK, Arrival, Target, examples_folder, read_workload
 from pollux.core import FrozenMap, JobId, Phase
 from pollux.errors import InvalidInput, InvalidSpec
 from pollux.wire.api import EventView, JobView
@@ -79,7 +79,7 @@ def told(events=NOTICES, printed=(f"epoch 1\n{RESULT}\n",), **changed):
 
 class TestTheWorkload:
     def test_of_the_demo_is_six_different_jobs_within_a_minute(self):
-        arrivals = read_arrivals(examples_folder() / FULL)
+        arrivals = read_workload(examples_folder() / FULL).arrivals
         assert len({str(arrival.document["command"]) for arrival in arrivals}) == len(arrivals) == 6
         assert 45 <= arrivals[-1].at_s <= 75
         assert {arrival.document["requested_gpus"] for arrival in arrivals} == {1, 2}
@@ -87,7 +87,7 @@ class TestTheWorkload:
     @pytest.mark.parametrize("file", [FULL, QUICK])
     def test_holds_jobs_that_the_service_would_take(self, file):
         folder = examples_folder()
-        for arrival in read_arrivals(folder / file):
+        for arrival in read_workload(folder / file).arrivals:
             parse(arrival.document, base_dir=str(folder))
             assert (folder / str(arrival.document["command"]).split()[1]).is_file()
 
@@ -96,7 +96,7 @@ class TestTheWorkload:
         path = tmp_path / "broken.yaml"
         path.write_text(text)
         with pytest.raises(InvalidInput) as refused:
-            read_arrivals(path)
+            read_workload(path)
         assert "broken.yaml" in str(refused.value) or "line" in str(refused.value)
 
     def test_a_target_has_one_bound(self):
@@ -254,6 +254,7 @@ class TestWithRealProcesses:
         assert any(len({moment.batch_size for moment in job.moments}) > 1 for job in run.jobs)
         assert run.outage is not None
         assert run.outage.back_at_s > run.outage.killed_at_s
+        assert all(after >= before for before, after in run.outage.steps.values())
         assert (tmp_path / "kept" / "pollux" / "pollux.db").is_file()
 
     def test_after_ctrl_c_nothing_runs_on(self, tmp_path):

@@ -21,7 +21,7 @@ from pollux.node.processes import began_at, is_running
 from pollux.wire.nodes import ReplicaNews
 from pollux.wire.replicas import ReplicaPhase
 
-PASSES = 4
+PASSES = 30
 OPTIONS = ("--hang-after", "3", "--heartbeat", "0.2", "--node-timeout", "5", "--stuck-timeout", "1")
 
 

@@ -39,6 +39,15 @@ def until(is_so: Callable[[], bool], what: object, patience_s: float = PATIENCE_
         time.sleep(0.02)
 
 
+def assert_told(done: subprocess.CompletedProcess[str], exit_code: int, *parts: str) -> None:
+    """The command ended with a sentence that says all this, and not with a traceback."""
+    assert done.returncode == exit_code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
 class LiveCluster:
     """Its service, its daemons and their jobs. `up` starts it, again and again if need be; `end` leaves nothing."""
 
@@ -72,17 +81,19 @@ class LiveCluster:
         )
 
     @contextmanager
-    def following(self, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-        """A command that goes on by itself; it is killed at the end, if it still runs."""
-        with subprocess.Popen(
-            [*POLLUX, *map(str, arguments)],
-            env=self.environment(),
-            cwd=self.home,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
+    def following(self, output: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that goes on by itself and prints into a file; it is killed at the end, if it still runs."""
+        with (
+            output.open("wb") as file,
+            subprocess.Popen(
+                [*POLLUX, *map(str, arguments)],
+                env=self.environment(),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.DEVNULL,
+            ) as process,
+        ):
             try:
                 yield process
             finally:
@@ -190,8 +201,8 @@ class LiveCluster:
         until(lambda: course.last_step >= step, lambda: f"step {step} of {course.job}: {self.logs()}")
 
     def succeed(self, course: Course) -> JobView:
-        """Let it come to its end without sleeping, and see that it did well."""
-        course.hurry()
+        """Let it come to its end, and see that it did well."""
+        course.finish()
         view = self.wait(course.job, "succeeded", "failed", "cancelled")
         assert view.phase is Phase.SUCCEEDED, self.story(course.job)
         return view

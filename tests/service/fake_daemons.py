@@ -86,10 +86,12 @@ class FakeDaemon:
         """As after a kill: connections break, runs stay."""
         if self._server is not None:
             self._server.close()
+            self._server = None
+        self._watchers.clear()
+        while self._writers:
             for writer in list(self._writers):
                 writer.transport.abort()
-            self._watchers.clear()
-            self._server = None
+            await asyncio.sleep(0.001)
 
     def announce(self, event: Event) -> None:
         run = self.runs.get(event.job)  # type: ignore[union-attr]

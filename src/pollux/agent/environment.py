@@ -9,6 +9,7 @@ POLLUX_SOCKET, POLLUX_REPLICA            set by a node daemon: its local socket,
 POLLUX_STORE                             host:port of the store where the replicas of the job find each other
 POLLUX_NEWCOMER                          1: others train already, and this one joins them when it is told to
 POLLUX_HEARTBEAT_S                       seconds from one sign of life to the next
+POLLUX_GPU_TYPE                          what the scheduler calls the GPUs of this node
 POLLUX_GROUP_TIMEOUT_S                   seconds after which a replica that waits for another takes it for lost
 
 What the job's specification says about batch sizes, in place of the script's options:
@@ -87,6 +88,7 @@ class Environment:
     is_newcomer: bool = False
     heartbeat_s: float = 1.0
     group_timeout_s: float = 1800.0
+    gpu_type: str | None = None
     batch: BatchVariables = field(default_factory=BatchVariables)
 
     @property
@@ -120,6 +122,7 @@ class Environment:
             is_newcomer=given.get("POLLUX_NEWCOMER") == "1",
             heartbeat_s=_seconds(given, "POLLUX_HEARTBEAT_S", 1.0),
             group_timeout_s=_seconds(given, "POLLUX_GROUP_TIMEOUT_S", 1800.0),
+            gpu_type=given.get("POLLUX_GPU_TYPE") or None,
             batch=BatchVariables.read(given),
         )
 

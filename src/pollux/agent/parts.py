@@ -71,7 +71,8 @@ class Parts:
         dealer.measuring.splits = not (bool(batch_dependent_layers(given.model)) if depends is None else depends)
         dealer.least = 1 if dealer.measuring.splits else 2
         memory = MemoryBound(limits)
-        stopwatch = Stopwatch(replicas.gpu_type, CudaClock() if replicas.device.type == "cuda" else HostClock())
+        gpu_type = environment.gpu_type or replicas.gpu_type
+        stopwatch = Stopwatch(gpu_type, CudaClock() if replicas.device.type == "cuda" else HostClock())
         meter = NoiseMeter(given.optimizer, preconditioner=options.preconditioner) if options.measure_noise else None
         iterations = math.ceil(source.pass_length / initial_batch_size) if source.pass_length else None
         rule = default_rule(kind(given.optimizer)) if options.rule == "auto" else rule_named(options.rule)

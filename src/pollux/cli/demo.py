@@ -22,7 +22,7 @@ from rich.text import Text
 from pollux.cli import demo_report, output, report, top, words
 from pollux.cli.demo_cluster import DemoCluster
 from pollux.cli.demo_story import REFERENCE, DemoResult, Outage, PolicyRun, journal, story
-from pollux.cli.demo_workload import FULL, QUICK, Arrival, examples_folder, read_arrivals
+from pollux.cli.demo_workload import FULL, QUICK, Arrival, Workload, examples_folder, read_workload
 from pollux.core import JobId
 from pollux.errors import InvalidInput, MissingDependency, UnknownName
 
@@ -121,7 +121,7 @@ def run_demo(
     `kills_service`: in the first run. `keep` gets what the clusters leave behind. `tell` is handed sentences and
     `show` the cluster, twice a second.
     """
-    arrivals = read_arrivals(examples_folder() / (QUICK if is_quick else FULL))
+    workload = read_workload(examples_folder() / (QUICK if is_quick else FULL))
     # Short, since sockets are in it; and nobody else's, whatever POLLUX_HOME says.
     base = Path(tempfile.mkdtemp(prefix="pollux-demo-", dir="/tmp"))
     runs: list[PolicyRun] = []
@@ -138,7 +138,11 @@ def run_demo(
             )
             tell(f"Starting a cluster under {policy} …")
             with cluster:
-                run = _Run(cluster, policy, arrivals, tell, show, kills_service and not runs).run()
+                try:
+                    run = _Run(cluster, policy, workload, tell, show, kills_service and not runs).run()
+                except KeyboardInterrupt:
+                    tell("Ending the cluster; its jobs save first …")
+                    raise
             if cluster.left:
                 run = replace(
                     run, faults=(*run.faults, f"{words.count(len(cluster.left), 'process')} had to be killed.")
@@ -155,14 +159,16 @@ class _Run:
     """One policy: submits, watches, and tells the story."""
 
     def __init__(
-        self, cluster: DemoCluster, policy: str, arrivals: Sequence[Arrival], tell: Tell, show: Show, kills: bool
+        self, cluster: DemoCluster, policy: str, workload: Workload, tell: Tell, show: Show, kills: bool
     ) -> None:
-        self._cluster, self._policy, self._arrivals = cluster, policy, arrivals
+        self._cluster, self._policy, self._arrivals = cluster, policy, workload.arrivals
         self._tell, self._show = tell, show
-        self._kill_at_s = (arrivals[-1].at_s + arrivals[-2].at_s) / 2 if kills else None
+        self._kill_at_s = workload.kill_service_at_s if kills else None
         self._jobs: dict[JobId, Arrival] = {}
         self._begin_s = 0.0
-        self._outage: Outage | None = None
+        self._outage: tuple[float, float] | None = None
+        self._steps: dict[JobId, tuple[int, int]] = {}
+        """Of the jobs that trained when the service was killed: steps told before, and first told after."""
 
     def run(self) -> PolicyRun:
         look = self._cluster.ask(top.RecentJobs().look)
@@ -176,6 +182,7 @@ class _Run:
             self._submit_due()
             self._kill_if_due(look)
             look = self._cluster.ask(recent.look)
+            self._note_steps(look)
             self._show(look)
             if self._now_s > RUN_LIMIT_S:
                 faults.append(f"not all jobs have ended within {RUN_LIMIT_S:.0f} s.")
@@ -202,17 +209,21 @@ class _Run:
         if self._kill_at_s is None or self._now_s < self._kill_at_s:
             return
         self._kill_at_s = None
-        before = {job.id: job.step for job in look.jobs if job.step is not None and job.phase.holds_gpus}
+        self._steps = {job.id: (job.step, job.step) for job in look.jobs if job.step and job.phase.holds_gpus}
         killed_s = self._now_s
         self._tell(f"{killed_s:3.0f} s: killed the service (-9). Jobs train on.")
         self._cluster.kill_service()
         time.sleep(OUTAGE_S)
         self._cluster.start_again()
-        back_s = self._now_s
-        after = {job.id: job.step for job in self._cluster.ask(lambda client: client.jobs(all=True)).jobs}
-        steps = {self._jobs[job].name: (step, after.get(job) or 0) for job, step in before.items()}
-        self._outage = Outage(killed_s, back_s, steps)
-        self._tell(f"{back_s:3.0f} s: the service is back.")
+        self._outage = (killed_s, self._now_s)
+        self._tell(f"{self._now_s:3.0f} s: the service is back.")
+
+    def _note_steps(self, look: top.Look) -> None:
+        """What jobs have told first since the service is back."""
+        for job in look.jobs:
+            before, after = self._steps.get(job.id, (0, 0))
+            if self._outage is not None and before and after == before and job.step:
+                self._steps[job.id] = before, job.step
 
     def _told(self, gpus: int, faults: list[str]) -> PolicyRun:
         events = self._cluster.ask(_all_events)
@@ -223,9 +234,12 @@ class _Run:
             jobs.append(story(arrival, views[job], own, self._printed(job), self._begin_s))
         ends = [job.finished_at_s for job in jobs if job.finished_at_s is not None]
         told = tuple((event.at_s - self._begin_s, event.text) for event in events if _is_worth_telling(event))
-        return PolicyRun(
-            self._policy, gpus, max(ends, default=self._now_s), tuple(jobs), told, self._outage, tuple(faults)
-        )
+        seconds = max(ends, default=self._now_s)
+        return PolicyRun(self._policy, gpus, seconds, tuple(jobs), told, self._told_outage(), tuple(faults))
+
+    def _told_outage(self) -> Outage | None:
+        steps = {self._jobs[job].name: steps for job, steps in self._steps.items()}
+        return None if self._outage is None else Outage(*self._outage, steps)
 
     def _journal(self, job: JobId) -> list[EventView]:
         folder = self._cluster.ask(lambda client: client.job(job)).checkpoint_dir
@@ -271,7 +285,9 @@ def _screen() -> Iterator[tuple[Tell, Show]]:
 
 
 def _table(look: top.Look, console: Console) -> RenderableType:
-    return Group(Text(), top.screen(look, console.width))
+    shown = top.screen(look, console.width)
+    assert isinstance(shown, Group)
+    return Group(Text(), *shown.renderables[:-1], Text("Ctrl-C ends the demo and its cluster", style="dim"))
 
 
 class _Lines:

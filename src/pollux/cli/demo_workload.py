@@ -59,6 +59,22 @@ class Arrival:
         return str(self.document["name"])
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a file of a demo holds."""
+
+    arrivals: tuple[Arrival, ...]
+    """In order of arrival; names are unique."""
+    kill_service_at_s: float
+    """When to kill the service, if that is asked for: while jobs train, and before the last ends."""
+
+    def __post_init__(self) -> None:
+        checks.finite(InvalidSpec, "kill_service_at_s", self.kill_service_at_s, 0)
+        names = [arrival.name for arrival in self.arrivals]
+        if not names or len(set(names)) < len(names):
+            raise InvalidSpec("jobs", names, "are none, or two have one name", "Give each job a name of its own")
+
+
 def examples_folder() -> Path:
     """Where the scripts of the demo are: in the package if it was installed as a wheel, else in the checkout."""
     package = Path(pollux.__file__).parent
@@ -68,8 +84,8 @@ def examples_folder() -> Path:
     raise Permanent(f"The examples are neither in {package} nor beside it. Install Pollux anew, or use a checkout.")
 
 
-def read_arrivals(path: Path) -> tuple[Arrival, ...]:
-    """The jobs of a file, in order of arrival. Scripts are looked for beside it."""
+def read_workload(path: Path) -> Workload:
+    """Scripts of the jobs are looked for beside the file."""
     fix = "See examples/demo.yaml"
     try:
         (content,) = (document.content for document in read_documents(path))
@@ -77,9 +93,6 @@ def read_arrivals(path: Path) -> tuple[Arrival, ...]:
             Arrival(entry["at_s"], Target(**entry["target"]), {"working_dir": str(path.parent), **entry["job"]})
             for entry in content["jobs"]
         ]
+        return Workload(tuple(sorted(found, key=lambda arrival: arrival.at_s)), content["kill_service_at_s"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput("workload", str(path), f"is no workload of a demo ({error!r})", fix) from None
-    names = [arrival.name for arrival in found]
-    if not names or len(set(names)) < len(names):
-        raise InvalidInput("workload", str(path), "has no jobs, or two of one name", fix)
-    return tuple(sorted(found, key=lambda arrival: arrival.at_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pollux.wire.service_client import ServiceClient
 
 LOOK_S = 0.1
+EXIT_TIMEOUT_S = 5.0
+"""From letting go of the folder to the end of the process."""
 
 
 def down(
@@ -92,6 +95,15 @@ def _end_service(folder: ClusterFolder, leave_jobs: bool, timeout_s: float) -> N
                 f"with kill -9 {file.pid} and run pollux down again."
             )
         time.sleep(LOOK_S)
+    _wait_for_exit(file.pid)
+
+
+def _wait_for_exit(pid: int) -> None:
+    """Linux; elsewhere the process may live on for a moment. One that nobody has waited for has no command line."""
+    until_s = time.monotonic() + EXIT_TIMEOUT_S
+    with suppress(OSError):
+        while Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
 
 
 def _end_elsewhere(client: ServiceClient, leave_jobs: bool, timeout_s: float) -> None:

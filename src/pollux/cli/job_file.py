@@ -160,7 +160,7 @@ def _read_text(path: Path) -> str:
 
 def _documents(text: str) -> Iterator[JobDocument]:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
         raise MissingDependency("pyyaml", "Reading files of jobs", "service") from None
 
@@ -197,7 +197,7 @@ class _Composer:
     """Makes plain data of a syntax tree."""
 
     def __init__(self, root: Any) -> None:
-        from yaml.constructor import SafeConstructor  # type: ignore[import-untyped]
+        from yaml.constructor import SafeConstructor
 
         self.document = JobDocument(None)
         self._constructor = SafeConstructor()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pollux.core import JobId
 from pollux.errors import StaleGeneration
-from pollux.node.devices import devices_of
+from pollux.node.devices import devices_of, gpu_type
 from pollux.node.folder import last_lines
 from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.processes import began_at, send_signal
@@ -158,6 +158,8 @@ class Told:
             "POLLUX_HEARTBEAT_S": f"{self.heartbeat_s:g}",
             "PYTHONUNBUFFERED": "1",
         }
+        if self.devices:
+            told["POLLUX_GPU_TYPE"] = gpu_type(self.devices)
         if seat.is_newcomer:
             told["POLLUX_NEWCOMER"] = "1"
         if launch.checkpoint_dir:

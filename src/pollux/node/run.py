@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pollux.core import (
     Allocation,
     Event,
+    JobFailed,
     JobFinished,
     JobId,
     JobStopped,
@@ -53,8 +54,16 @@ class JobRun:
     # Requests
 
     def start(self, generation: int, allocation: Allocation, now_s: float) -> list[Order]:
-        """Start the job there. What may still run of it is ended first, and saves nothing."""
-        if self._is_new(generation, allocation):
+        """Start the job there. What may still run of it is ended first, and saves nothing.
+
+        Asked for again after that generation has ended: how it ended is announced again.
+        """
+        is_new = self._is_new(generation, allocation)
+        if not is_new and self._run.is_over:
+            for event in self._run.standing:
+                if isinstance(event, JobFinished | JobFailed | JobStopped):
+                    self._rules.announce(event)
+        if is_new:
             self._rules.abandon(f"generation {generation} starts instead")
             self._run.target = Target(generation, allocation)
             if self._run.is_over:

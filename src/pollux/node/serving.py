@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pollux.core import JobId
 from pollux.errors import InvalidDocument, PolluxError, StaleGeneration, Temporary
 from pollux.node.folder import StateFolder
 from pollux.node.home import Home
 from pollux.node.hosting import Hosting
 from pollux.node.logs import list_logs, read_log
-from pollux.wire import Peer, accept
+from pollux.wire import AgentReport, Peer, accept
 from pollux.wire.nodes import (
     DescribeNode,
     Done,
@@ -47,6 +48,9 @@ from pollux.wire.replicas import ReplicaStatus
 
 log = logging.getLogger(__name__)
 
+REMEMBERED_NOTICES = 256
+"""Of each job at home here, for a service that was away when they came."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Watcher:
@@ -67,9 +71,13 @@ class Watchers:
 
     def __init__(self) -> None:
         self._watchers: set[_Watcher] = set()
+        self._reports: dict[JobId, AgentReport] = {}
+        """Of each job that has its home here the last, with the notices of those before."""
 
     def publish(self, news: NodeNews, *, is_of_home: bool = True) -> None:
         """`is_of_home`: the job has its home here."""
+        if isinstance(news, ReportNews) and is_of_home:
+            self._remember(news.report)
         for watcher in list(self._watchers):
             if watcher.wants(news, is_of_home=is_of_home):
                 try:
@@ -82,6 +90,9 @@ class Watchers:
         """Tell this peer what it wants to hear until it goes."""
         watcher = _Watcher(peer, wish)
         peer.send(Done())
+        if not wish.replicas:  # who also listens to replicas is not after the story of a job
+            for report in self._standing(wish, home):
+                peer.send(ReportNews(report))
         for news in home.standing(wish.job):
             peer.send(news)
         self._watchers.add(watcher)
@@ -90,6 +101,20 @@ class Watchers:
             raise InvalidDocument("message", "Done", "comes from a watcher, which only listens", "Ask elsewhere")
         finally:
             self._watchers.discard(watcher)
+
+    def _remember(self, report: AgentReport) -> None:
+        if (before := self._reports.get(report.job)) is not None:
+            report = replace(
+                report,
+                profile=report.profile or before.profile,
+                model=report.model or before.model,
+                notices=(*before.notices, *report.notices)[-REMEMBERED_NOTICES:],
+            )
+        self._reports[report.job] = report
+
+    def _standing(self, wish: Watch, home: Home) -> list[AgentReport]:
+        self._reports = {job: report for job, report in self._reports.items() if home.is_home_of(job)}
+        return [report for job, report in self._reports.items() if wish.job in ("", job)]
 
 
 class Server:

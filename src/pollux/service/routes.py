@@ -174,6 +174,5 @@ ROUTES: tuple[RouteSpec, ...] = (
         api.Health,
         202,
         body=api.ShutdownRequest,
-        changes=True,
     ),
 )

@@ -56,8 +56,8 @@ from pollux.wire.nodes import Launch, ListLogs, LogPart, LogsHere, ReadLog
 log = logging.getLogger(__name__)
 
 PRUNE_EVERY_S = 3600.0
-REMEMBERED_NOTICES = 64
-"""Of each job; an agent that missed an answer sends its last notices again."""
+REMEMBERED_NOTICES = 1024
+"""Of each job; an agent that missed an answer, and a daemon that is found again, send their last notices again."""
 
 
 class Service:
@@ -335,11 +335,12 @@ class Service:
         before = self._reports.get(report.job)
         if before is not None:  # "nothing new" must not make us forget what was new in the one before
             report = replace(report, profile=report.profile or before.profile, model=report.model or before.model)
-        self._reports[report.job] = report
-        self._fresh.add(report.job)
+        if before is None or report.generation >= before.generation:  # else told by the home that the job had before
+            self._reports[report.job] = report
+            self._fresh.add(report.job)
         seen = self._notices.get(report.job)
         if seen is None:
-            stored = self.log.events(job=report.job, last=4 * REMEMBERED_NOTICES)
+            stored = self.log.events(job=report.job, last=2 * REMEMBERED_NOTICES)
             seen = deque((one.document for one in stored if isinstance(one.document, Entry)), REMEMBERED_NOTICES)
             self._notices[report.job] = seen
         for notice in report.notices:

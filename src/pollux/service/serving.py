@@ -36,7 +36,10 @@ BACKLOG = 128
 
 
 def main(options: ServiceOptions) -> int:
-    """Serve until the end: the exit code. What keeps it from starting is said on standard error, in one sentence."""
+    """Serve until the end: the exit code. What keeps it from starting is said on standard error, in one sentence.
+
+    The lock goes with the process: who waits for it, as `pollux down` does, waits until nothing is left.
+    """
     place = ClusterFolder(options.folder)
     try:
         place.make()
@@ -54,8 +57,6 @@ def main(options: ServiceOptions) -> int:
     except Exception:
         log.exception("A bug ends the service. Jobs train on.")
         raise
-    finally:
-        place.unlock()
     return 0
 
 

@@ -94,7 +94,6 @@ class World:
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
         self._arrived = asyncio.Event()
         self._is_ending = False
-        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout_s: float) -> None:
         """Bring the nodes, and return when all of them were heard, or late."""
@@ -118,7 +117,9 @@ class World:
     async def close(self, *, end_nodes: bool) -> None:
         for grace in self._graces.values():
             grace.cancel()
-        await asyncio.gather(*(link.close() for link in self._links.values()))
+        for link in self._links.values():
+            link.close()
+        await asyncio.gather(*(link.closed() for link in self._links.values()))
         await self._provider.close(end=end_nodes)
 
     # Nodes
@@ -136,9 +137,7 @@ class World:
                 self._links[node] = DaemonLink(node, one.address, self._token, callbacks)
                 self._expect(node)
         for node in [node for node in self._links if node not in provided]:
-            task = asyncio.get_running_loop().create_task(self._links.pop(node).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._links.pop(node).close()
             self._lose(node)
 
     def is_there(self, node: NodeId) -> bool:
@@ -310,8 +309,8 @@ class World:
             case ReportNews(report=report):
                 self._on_report(report)
 
-    def _refused(self, node: NodeId, request: JobRequest | Forget, error: PolluxError) -> None:
-        log.warning("Node %s refuses %s of job %s: %s", node, type(request).__name__, request.job, error)
+    def _refused(self, node: NodeId, request: NodeRequest, error: PolluxError) -> None:
+        log.warning("Node %s refuses %s: %s", node, type(request).__name__, error)
         match request:
             case RunJob() if isinstance(error, StaleGeneration):
                 self._hear(JobStopped(request.job, request.generation, cause=str(error)), node)

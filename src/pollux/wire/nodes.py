@@ -33,7 +33,7 @@ class Launch:
     arguments: tuple[str, ...] = ()
     directory: str = "."
     """Where it runs."""
-    environment: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    environment: FrozenMap[str, str] = field(default_factory=FrozenMap, repr=False)
     """In addition to, or instead of, what the daemon's environment holds."""
     checkpoint_dir: str = ""
     """What POLLUX_CHECKPOINT_DIR says; empty: nothing."""
