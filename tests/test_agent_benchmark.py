@@ -9,7 +9,7 @@ from benchmarks.training import replicas
 from benchmarks.training.examples import Outcome
 
 from pollux.core import Progress
-from pollux.wire import BatchChanged, BatchSetting, GuardFired, RunState, TrainingFinished, TrainingStarted
+from pollux.wire.entries import BatchChanged, BatchSetting, GuardFired, RunState, TrainingFinished, TrainingStarted
 
 
 def state(step: int, batch_size: int) -> RunState:

@@ -97,8 +97,8 @@ def started(first_s: float, seconds: list[float]) -> Measurement:
         "s",
         bound=START_BOUND_S,
         spread=spread(seconds),
-        note="from the submission of examples/classifier_adaptive.py --samples 2000 until its first step is done, on an idle cluster "
-        f"of 2 nodes; {len(seconds)} times, at most {max(seconds):.2f}; {first_s:.2f} for a script never seen before",
+        note="from the submission of examples/classifier_adaptive.py --samples 2000 until its first step is done, on "
+        f"an idle cluster; {len(seconds)} times, at most {max(seconds):.2f}; {first_s:.2f} for a script that is new",
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.training.replicas import PATIENCE_S, ROOT, environment, last_line
 from pollux.agent.journal import read_journal
-from pollux.wire import BatchChanged, GuardFired, JournalEntry
+from pollux.wire.entries import BatchChanged, GuardFired, JournalEntry
 
 AT_ONCE = 2
 """A script and its twin, on two cores with one thread each."""

@@ -13,7 +13,7 @@ from pollux.agent import journal as journal_module
 from pollux.agent.journal import Journal, read_journal
 from pollux.core import dumps
 from pollux.errors import InvalidDocument, MissingDependency
-from pollux.wire import BatchChanged, BatchSetting, LearningRateChanged, TrainingResumed, TrainingStarted
+from pollux.wire.entries import BatchChanged, BatchSetting, LearningRateChanged, TrainingResumed, TrainingStarted
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTORS = (1.0, 2.0)

@@ -23,8 +23,9 @@ from pollux.agent.link import Link
 from pollux.agent.reporter import Reporter
 from pollux.core import JobId, Progress
 from pollux.errors import InvalidDocument, Temporary
-from pollux.wire import AgentReport, BatchSetting, RunState
+from pollux.wire.entries import BatchSetting, RunState
 from pollux.wire.frames import Peer, accept
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Done
 from pollux.wire.replicas import Join, Leave, ReplicaPhase, ReplicaStatus
 

@@ -12,7 +12,8 @@ from tests.wire.strategies import entry_at, report_at
 
 from pollux.agent.reporter import Reporter
 from pollux.errors import InvalidDocument, Permanent, Temporary
-from pollux.wire import AgentReport, ReportClient, unpack
+from pollux.wire.client import ReportClient
+from pollux.wire.messages import AgentReport, unpack
 
 
 def reporter_to(receiver, **options) -> Reporter:

@@ -14,16 +14,15 @@ from tests.wire.receiver import Hang, Receiver, answer, receiving
 from pollux.agent.batching import BatchConfig
 from pollux.agent.journal import read_journal
 from pollux.torch import Job
-from pollux.wire import (
-    AgentReport,
+from pollux.wire.entries import (
     BatchChanged,
     CheckpointSaved,
     LearningRateChanged,
     TrainingFinished,
     TrainingResumed,
     TrainingStarted,
-    unpack,
 )
+from pollux.wire.messages import AgentReport, unpack
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.agent.training import Run, delivered, expected, loader_of, network, s
 from pollux.agent.checkpoint import Checkpoints
 from pollux.agent.journal import read_journal
 from pollux.torch import Job
-from pollux.wire import TrainingFinished, TrainingResumed, TrainingStarted, TrainingStopped
+from pollux.wire.entries import TrainingFinished, TrainingResumed, TrainingStarted, TrainingStopped
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT, PASSES, READY_AT = 600, 3, 20

@@ -167,14 +167,27 @@ def test_a_plain_command_is_run_as_it_is_and_ends_as_it_does(cluster: LiveCluste
 
 
 def test_a_plain_command_is_ended_with_its_children(cluster: LiveCluster) -> None:
-    stubborn = "trap '' TERM; (trap '' TERM; exec sleep 9876) & echo child $!; wait"
+    stubborn = "trap '' TERM; sleep 9876 & echo $!; setsid sleep 9876 & echo $!; wait"
     job = cluster.pollux("submit", "--gpus", 1, "--", "/bin/sh", "-c", stubborn).strip()
-    until(lambda: "child" in cluster.pollux("logs", job), lambda: cluster.story(job))
-    child = int(cluster.pollux("logs", job).split()[1])
-    assert lives(child)
+    until(lambda: cluster.pollux("logs", job).count("\n") == 2, lambda: cluster.story(job))
+    children = [int(line) for line in cluster.pollux("logs", job).splitlines()]
+    assert all(map(lives, children))
     cluster.pollux("cancel", job)
     assert cluster.wait(job, "cancelled", "failed", "succeeded").phase is Phase.CANCELLED
-    until(lambda: not lives(child), "the child is gone", 10.0)
+    until(lambda: not any(map(lives, children)), "the children are gone", 10.0)
+
+
+def test_a_plain_command_that_is_paused_may_save_and_runs_again(cluster: LiveCluster) -> None:
+    patient = "trap 'echo saved; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
+    job = cluster.pollux("submit", "--gpus", 2, "--", "/bin/sh", "-c", patient).strip()
+    until(lambda: "begun" in cluster.pollux("logs", job), lambda: cluster.story(job))
+    cluster.client.pause(job)
+    cluster.wait(job, "paused")
+    assert cluster.pollux("logs", job) == "begun\nsaved\n"
+    cluster.client.resume(job)
+    cluster.wait(job, "running")
+    cluster.client.cancel(job)
+    assert cluster.wait(job, "cancelled", "failed", "succeeded").phase is Phase.CANCELLED
 
 
 def test_a_job_that_can_never_run_is_told_so_at_once(cluster: LiveCluster) -> None:
@@ -223,7 +236,7 @@ def test_secrets_stay_secret_and_nothing_listens_to_the_outside(cluster: LiveClu
     for name, text in shown.items():
         assert text, name
         assert not [secret for secret in secrets if secret in text], name
-    assert "KEY" in shown["describe"]
+    assert "KEY" in shown[f"describe {job}"]
 
     assert stat.S_IMODE(cluster.folder.path.stat().st_mode) == 0o700
     for name in ("token", "pollux.db", "service.log", "service.out"):
@@ -237,10 +250,8 @@ def test_secrets_stay_secret_and_nothing_listens_to_the_outside(cluster: LiveClu
 
 
 def _all_that_is_shown(*jobs: str) -> dict[str, tuple[object, ...]]:
-    described = {f"describe {job}": ("describe", job) for job in jobs}
     return {
-        **described,
-        "describe": ("describe", jobs[0]),
+        **{f"describe {job}": ("describe", job) for job in jobs},
         "describe --json": ("describe", jobs[0], "--json"),
         "events --json": ("events", "--json", "--limit", 0),
         "events": ("events",),

@@ -19,8 +19,9 @@ from pollux.errors import Permanent
 from pollux.node.daemon import Daemon, DaemonOptions
 from pollux.node.keeper_client import Child, KeeperClient, NoKeeper
 from pollux.node.run import RunOptions
-from pollux.wire import AgentReport, BatchSetting, RunState
+from pollux.wire.entries import BatchSetting, RunState
 from pollux.wire.frames import Channel, ask
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Done, Launch, ListReplicas, NodeNews, ReplicaHere, ReplicaNews, RunNews, Watch
 from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
 

@@ -26,8 +26,9 @@ from pollux.node import daemon
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.hosting import UNKNOWN_EXIT
-from pollux.wire import MAX_MESSAGE_BYTES, CheckpointSaved, pack
+from pollux.wire.entries import CheckpointSaved
 from pollux.wire.frames import ask, parse_address
+from pollux.wire.messages import MAX_MESSAGE_BYTES, pack
 from pollux.wire.nodes import (
     DescribeNode,
     Done,

@@ -12,7 +12,7 @@ from pollux.core import Allocation, JobId
 from pollux.errors import InvalidSpec, Permanent
 from pollux.node.folder import StateFolder
 from pollux.node.logs import MAX_PART_BYTES, list_logs, read_log, remove_old
-from pollux.wire import pack
+from pollux.wire.messages import pack
 from pollux.wire.nodes import ListLogs, ListRuns, LogPart, ReadLog, RunJob, RunPhase
 
 from .daemons import Node, launch, short_folder, until

@@ -728,6 +728,15 @@ def test_a_stop_that_comes_after_the_finish_hears_of_it_again(pair: Home) -> Non
     assert pair.events() == [JobFinished("job", 1)]
 
 
+def test_a_start_that_is_asked_for_again_after_its_end_hears_how_it_ended(pair: Home) -> None:
+    pair.stop(1)
+    pair.end("1-1", 143)
+    pair.end("1-2", 143)
+    pair.taken()
+    pair.start(1, pair.run.saved().requested)
+    assert pair.taken() == [Announce(JobStopped("job", 1))]
+
+
 def test_what_was_never_started_need_not_be_waited_for(home: Home) -> None:
     home.do(home.run.node_gone, "a")
     home.start(1, gpus(a=1))

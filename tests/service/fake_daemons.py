@@ -22,7 +22,8 @@ from pollux.core import (
 )
 from pollux.errors import Permanent, PolluxError
 from pollux.providers.base import ProvidedNode, Provider
-from pollux.wire import AgentReport, Peer, accept
+from pollux.wire.frames import Peer, accept
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import (
     DescribeNode,
     Done,

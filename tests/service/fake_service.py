@@ -31,8 +31,9 @@ from pollux.scheduler import Scheduler
 from pollux.scheduler.store import MemoryLog, Record
 from pollux.service.options import ServiceOptions
 from pollux.service.store import StoredEvent
-from pollux.wire import AgentReport, JournalEntry
 from pollux.wire.api import LogFile
+from pollux.wire.entries import JournalEntry
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import LogPart
 
 TOKEN = "s3cret-token"

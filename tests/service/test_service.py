@@ -11,8 +11,8 @@ from tests.service.living import Living, live
 from pollux.core import Allocation, JobId, NodeId, Phase, Progress, ReplicaLost
 from pollux.errors import InvalidJob, InvalidSpec, Permanent, UnknownName
 from pollux.service.options import ServiceOptions
-from pollux.wire import AgentReport
 from pollux.wire.entries import BatchSetting, ReplicasChanged, RunState, TrainingStarted
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Refused, RunJob, RunPhase, StopRun
 
 

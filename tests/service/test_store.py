@@ -20,7 +20,7 @@ from pollux.service import schema, store
 from pollux.service.store import SqliteLog, StoredEvent
 from pollux.testing import StoreContract
 from pollux.testing.stores import RECORDS
-from pollux.wire import BatchSetting, CheckpointSaved, RunState
+from pollux.wire.entries import BatchSetting, CheckpointSaved, RunState
 
 VERSION_1 = r"""
 CREATE TABLE records (number INTEGER PRIMARY KEY, document TEXT NOT NULL);

@@ -35,7 +35,9 @@ from pollux.core import (
     ThroughputFit,
 )
 from pollux.service import events_text, views
-from pollux.wire import (
+from pollux.wire.answers import from_plain, to_plain
+from pollux.wire.api import ClusterView, EventView, JobDetail, JobView
+from pollux.wire.entries import (
     BatchChanged,
     BatchSetting,
     GuardFired,
@@ -44,8 +46,6 @@ from pollux.wire import (
     OutOfMemory,
     ReplicasChanged,
 )
-from pollux.wire.answers import from_plain, to_plain
-from pollux.wire.api import ClusterView, EventView, JobDetail, JobView
 
 from .fake_service import START_S, FakeService
 

@@ -22,8 +22,7 @@ from tests.core.strategies import (
 )
 
 from pollux.core import Progress
-from pollux.wire import (
-    AgentReport,
+from pollux.wire.entries import (
     BatchChanged,
     BatchSetting,
     CheckpointSaved,
@@ -38,6 +37,7 @@ from pollux.wire import (
     TrainingStarted,
     TrainingStopped,
 )
+from pollux.wire.messages import AgentReport
 
 factors = st.lists(st.floats(0, 1e6), max_size=3).map(tuple)
 settings_of_batch = st.builds(BatchSetting, sizes, sizes, counts)

@@ -4,7 +4,9 @@ import threading
 import pytest
 
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, Temporary
-from pollux.wire import DEFAULT_PATH, MAX_MESSAGE_BYTES, AgentReport, GuardFired, ReportClient, unpack
+from pollux.wire.client import DEFAULT_PATH, ReportClient
+from pollux.wire.entries import GuardFired
+from pollux.wire.messages import MAX_MESSAGE_BYTES, AgentReport, unpack
 
 from .receiver import Hang, answer, drip, raw, receiving
 from .strategies import report_at, state_at

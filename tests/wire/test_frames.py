@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, StaleGeneration, Temporary
-from pollux.wire import MAX_MESSAGE_BYTES, pack
 from pollux.wire.frames import MAX_BACKLOG_BYTES, Channel, Peer, accept, ask, dial, granted, parse_address
+from pollux.wire.messages import MAX_MESSAGE_BYTES, pack
 from pollux.wire.nodes import DescribeNode, Done, Forget, Kill, ListRuns, NodeDescription, Refused, StoreAt
 
 TOKEN = "5ecret"

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pollux.core import BatchWishes, FrozenMap, JobId, JobSpec
 from pollux.errors import InvalidJob, InvalidSpec, Refusal
 from pollux.wire.api import Fault
-from pollux.wire.jobspec import JobRequest, check_files, json_schema, launch_of, parse, resolve_env, uses_pollux
+from pollux.wire.jobspec import JobRequest, check_files, json_schema, parse, resolve_env, uses_pollux
 from pollux.wire.jobspec.fields import FIELDS, meant_by
+from pollux.wire.jobspec.launch import launch_of
 
 PYTHON = "python train.py"
 SECRET = "hunter2-sekret"

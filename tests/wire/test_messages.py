@@ -24,9 +24,7 @@ from pollux.core import (
 )
 from pollux.core.codec import _TYPES
 from pollux.errors import InvalidDocument, InvalidSpec
-from pollux.wire import (
-    MAX_MESSAGE_BYTES,
-    AgentReport,
+from pollux.wire.entries import (
     BatchChanged,
     BatchSetting,
     GuardFired,
@@ -35,11 +33,9 @@ from pollux.wire import (
     RunState,
     TrainingResumed,
     TrainingStarted,
-    finite,
-    pack,
     surviving,
-    unpack,
 )
+from pollux.wire.messages import MAX_MESSAGE_BYTES, AgentReport, finite, pack, unpack
 
 from .node_strategies import NODE_MESSAGES
 from .strategies import ENTRIES, entry_at, report_at, reports, state_at

@@ -7,7 +7,7 @@ from tests.wire.node_strategies import NODE_MESSAGES
 
 from pollux.core import JobId
 from pollux.errors import InvalidSpec
-from pollux.wire import pack, unpack
+from pollux.wire.messages import pack, unpack
 from pollux.wire.nodes import Launch
 from pollux.wire.replicas import Join
 

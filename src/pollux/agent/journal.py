@@ -18,14 +18,8 @@ from typing import Protocol
 
 from pollux.core import dumps, loads
 from pollux.errors import InvalidDocument, MissingDependency
-from pollux.wire import (
-    AgentReport,
-    JournalEntry,
-    LearningRateChanged,
-    RunState,
-    TrainingResumed,
-    TrainingStarted,
-)
+from pollux.wire.entries import JournalEntry, LearningRateChanged, RunState, TrainingResumed, TrainingStarted
+from pollux.wire.messages import AgentReport
 
 log = logging.getLogger(__name__)
 

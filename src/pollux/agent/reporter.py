@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pollux.errors import Permanent, PolluxError, Temporary
-from pollux.wire import AgentReport, JournalEntry
+from pollux.wire.entries import JournalEntry
+from pollux.wire.messages import AgentReport
 
 log = logging.getLogger(__name__)
 

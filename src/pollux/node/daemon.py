@@ -29,7 +29,7 @@ from pollux.node.keeper_client import KeeperClient
 from pollux.node.logs import remove_old
 from pollux.node.run import RunOptions
 from pollux.node.serving import Server, Watchers
-from pollux.wire import AgentReport
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import NodeDescription, ReplicaNews, ReportNews
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pollux.node.devices import devices_of, gpu_type
 from pollux.node.folder import last_lines
 from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.processes import began_at, send_signal
-from pollux.wire import Peer
+from pollux.wire.frames import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat
 from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
 

@@ -25,7 +25,7 @@ from pollux.node.links import Links, hand
 from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.processes import began_at, is_running, send_signal
 from pollux.node.roster import Roster, StoreHere
-from pollux.wire import AgentReport
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn
 from pollux.wire.replicas import Instruction, ReplicaPhase
 

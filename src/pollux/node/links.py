@@ -11,7 +11,8 @@ from pollux.errors import Permanent, PolluxError
 from pollux.node.hosted import Hosted
 from pollux.node.processes import send_signal
 from pollux.node.roster import Roster
-from pollux.wire import AgentReport, Peer
+from pollux.wire.frames import Peer
+from pollux.wire.messages import AgentReport
 from pollux.wire.replicas import Instruction, ReplicaStatus
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from pollux.core import JobId, NodeId
 from pollux.errors import Permanent
 from pollux.node.folder import StateFolder
-from pollux.wire import MAX_MESSAGE_BYTES
+from pollux.wire.messages import MAX_MESSAGE_BYTES
 from pollux.wire.nodes import LogHere, LogPart, LogsHere, ReadLog
 
 log = logging.getLogger(__name__)

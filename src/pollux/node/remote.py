@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pollux.core import JobId, NodeId
 from pollux.errors import Permanent, PolluxError
-from pollux.wire import Peer
+from pollux.wire.frames import Peer
 from pollux.wire.nodes import (
     DescribeNode,
     ListReplicas,

@@ -16,7 +16,8 @@ from pollux.node.folder import StateFolder
 from pollux.node.home import Home
 from pollux.node.hosting import Hosting
 from pollux.node.logs import list_logs, read_log
-from pollux.wire import AgentReport, Peer, accept
+from pollux.wire.frames import Peer, accept
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import (
     DescribeNode,
     Done,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pollux.core import NodeId
 from pollux.errors import Permanent, PolluxError
-from pollux.wire import Peer
+from pollux.wire.frames import Peer
 from pollux.wire.nodes import (
     DescribeNode,
     ListRuns,

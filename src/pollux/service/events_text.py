@@ -32,10 +32,11 @@ from pollux.core import (
     RoundDue,
     encode,
 )
-from pollux.wire import (
+from pollux.wire.entries import (
     BatchChanged,
     BatchSetting,
     CheckpointSaved,
+    Entry,
     GuardFired,
     JournalEntry,
     LearningRateChanged,
@@ -46,7 +47,6 @@ from pollux.wire import (
     TrainingStarted,
     TrainingStopped,
 )
-from pollux.wire.entries import Entry
 
 Document: TypeAlias = Event | JournalEntry
 

@@ -47,10 +47,11 @@ from pollux.service.planning import Planner
 from pollux.service.rounds import Rounds
 from pollux.service.store import SqliteLog
 from pollux.service.world import World
-from pollux.wire import AgentReport
 from pollux.wire.api import LogFile
 from pollux.wire.entries import Entry
-from pollux.wire.jobspec import JobRequest, launch_of
+from pollux.wire.jobspec import JobRequest
+from pollux.wire.jobspec.launch import launch_of
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Launch, ListLogs, LogPart, LogsHere, ReadLog
 
 log = logging.getLogger(__name__)

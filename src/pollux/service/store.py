@@ -24,7 +24,7 @@ from pollux.errors import InvalidDocument, Permanent
 from pollux.scheduler import Record, SavedState
 from pollux.service import schema
 from pollux.service.schema import clear_errors
-from pollux.wire import JournalEntry
+from pollux.wire.entries import JournalEntry
 
 KEPT_SNAPSHOTS = 2
 """The newest, and one to fall back on if that cannot be read."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pollux
 from pollux.core import Cluster, FrozenMap, Job, JobId, JobModel, NodeId, Phase, Progress
 from pollux.service import events_text
-from pollux.wire import AgentReport
 from pollux.wire.api import ClusterView, EventView, JobDetail, JobView, NodeView
+from pollux.wire.messages import AgentReport
 
 if TYPE_CHECKING:
     from pollux.service.service import Service

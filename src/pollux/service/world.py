@@ -40,7 +40,7 @@ from pollux.errors import PolluxError, StaleGeneration, Temporary, UnknownName
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler
 from pollux.service.daemon_link import Callbacks, DaemonLink
-from pollux.wire import AgentReport
+from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import (
     Forget,
     JobRequest,

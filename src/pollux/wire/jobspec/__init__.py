@@ -1,12 +1,11 @@
 """The document of a job, as YAML, JSON or flags give it: from there to the `JobSpec` that the scheduler knows.
 
-    document ── parse ──▶ JobRequest ── spec ──▶ JobSpec ── launch_of ──▶ Launch
+    document ── parse ──▶ JobRequest ── spec ──▶ JobSpec ── launch.launch_of ──▶ Launch
 
 `parse` finds every fault at once and raises `InvalidJob`. It looks at no file and no environment: `check_files` and
 `resolve_env` do. What the document may hold is in one table, `fields.FIELDS`.
 """
 
-from pollux.wire.jobspec.command import launch_of
 from pollux.wire.jobspec.fields import json_schema, markdown_table
 from pollux.wire.jobspec.files import check_files, uses_pollux
 from pollux.wire.jobspec.parsing import parse, resolve_env
@@ -16,7 +15,6 @@ __all__ = [
     "JobRequest",
     "check_files",
     "json_schema",
-    "launch_of",
     "markdown_table",
     "parse",
     "resolve_env",
