@@ -70,6 +70,10 @@ NOTICES = [
     notice(12.5, "BatchChanged", 2, 64, 2.8),
     notice(29, "TrainingFinished", 2, 64, 3.0),
 ]
+READY = [
+    EventView(1, BEGIN_S + at_s, "ReplicasReady", "a-1", "…", FrozenMap({"generation": generation}))
+    for at_s, generation in ((2, 1), (12, 2), (20, 2))
+]
 RESULT = '{"metric": "accuracy", "value": 93.5, "seconds": 1, "steps": 7}'
 
 
@@ -116,7 +120,7 @@ class TestTheWorkload:
 
 class TestAStory:
     def test_follows_gpus_batch_size_and_learning_rate(self):
-        job = told()
+        job = told([*NOTICES, *READY])
         assert job.moments[0] == Moment(2.0, 1, 16, 1.0)
         assert [moment.gpus for moment in job.moments] == [1, 1, 2, 2, 2, 0]
         assert [moment.batch_size for moment in job.moments] == [16, 32, 32, 64, 64, 64]

@@ -183,7 +183,7 @@ def test_a_plain_command_that_is_paused_may_save_and_runs_again(cluster: LiveClu
     until(lambda: "begun" in cluster.pollux("logs", job), lambda: cluster.story(job))
     cluster.client.pause(job)
     cluster.wait(job, "paused")
-    assert cluster.pollux("logs", job) == "begun\nsaved\n"
+    assert cluster.pollux("logs", job).splitlines()[-1] == "saved"
     cluster.client.resume(job)
     cluster.wait(job, "running")
     cluster.client.cancel(job)

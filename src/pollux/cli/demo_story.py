@@ -175,9 +175,12 @@ def story(
 
     A notice may come twice, from the service and from the job's journal: it counts once.
     """
+    events = list(events)
+    # Said again when the service comes back, hence a set. Each generation starts, resumes or takes over in place.
+    generations = {event.detail["generation"] for event in events if event.kind == "ReplicasReady"}
     told = {(event.kind, _time_s(event)): event for event in events if "state" in event.detail}
     notices = sorted(told.values(), key=_time_s)
-    kinds = [notice.kind for notice in notices]
+    starts, resumes = (sum(notice.kind == f"Training{how}" for notice in notices) for how in ("Started", "Resumed"))
     moments = [_moment(notice, begin_s) for notice in notices]
     if moments and view.finished_at_s is not None:
         last = moments[-1]
@@ -198,9 +201,9 @@ def story(
         None if view.finished_at_s is None else view.finished_at_s - begin_s,
         view.attained_gpu_s,
         view.reallocations,
-        kinds.count("ReplicasChanged"),
-        kinds.count("TrainingStarted"),
-        kinds.count("TrainingResumed"),
+        max(len(generations) - starts - resumes, 0),
+        starts,
+        resumes,
         view.failures,
         tuple(moments),
         arrival.target.worst(values) if values else None,

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from pollux import __version__
 from pollux.cli import (
+    backup,
     demo,
     doctor,
     down,
@@ -117,7 +118,17 @@ NO_MIXING = {"allow_interspersed_args": False}
 """What follows the first argument belongs to the user's own command."""
 
 _command: Callable[..., None]
-for _command in (demo.demo, up.up, down.down, nodes.nodes, nodes.drain, nodes.undrain, top.top, follow.events):
+for _command in (
+    demo.demo,
+    up.up,
+    down.down,
+    nodes.nodes,
+    nodes.drain,
+    nodes.undrain,
+    top.top,
+    follow.events,
+    backup.backup,
+):
     app.command(rich_help_panel=CLUSTER)(_command)
 app.command(rich_help_panel=JOBS, context_settings=NO_MIXING)(submit.run)
 app.command(rich_help_panel=JOBS, cls=submit.SubmitCommand)(submit.submit)
