@@ -94,6 +94,7 @@ def test_it_holds_the_whole_package_and_nothing_else(installed: Installed) -> No
         for path in (source / "pollux").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
+    expected |= {f"pollux/examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.is_file()}
     assert "pollux/py.typed" in expected
     with zipfile.ZipFile(installed.wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}

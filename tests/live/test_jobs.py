@@ -87,18 +87,21 @@ def test_a_job_can_be_paused_resumed_scaled_and_moved_while_its_output_is_follow
         cluster.pollux("drain", here)  # every replica is replaced by another: the next main one takes over
         until(lambda: set(cluster.job(course.job).allocation) == {there}, lambda: cluster.story(course.job))
         cluster.wait_step(course, course.last_step + 5)
-        cluster.pollux("undrain", here)
 
         assert "paus" in cluster.pollux("pause", course.job)
         view = cluster.wait(course.job, "paused")
         assert view.gpus == 0
         at_pause = course.last_step
-        assert cluster.client.cluster().free_gpus == 4
-        cluster.pollux("resume", course.job)
+        cluster.pollux("resume", course.job)  # on the other node, whose daemon is its home from now on
         cluster.wait_step(course, at_pause + 5)
+        cluster.pollux("undrain", here)
+        assert cluster.client.cluster().free_gpus == 2
+        cluster.pollux("scale", course.job, "--min", 4, "--max", 4)  # also where it was at home before
+        cluster.wait_gpus(course.job, lambda gpus: gpus == 4)
+        cluster.wait_step(course, course.last_step + 5)
         assert course.job in cluster.pollux("top", "--once")
         [row] = cluster.json("ps")
-        assert (row["id"], row["phase"], row["gpus"]) == (course.job, "running", 2)
+        assert (row["id"], row["phase"], row["gpus"]) == (course.job, "running", 4)
         cluster.succeed(course)
         assert logs.wait(60) == 0  # it ends with the job
         until(lambda: '"JobFinished"' in told.read_text(), told.read_text)
@@ -108,6 +111,7 @@ def test_a_job_can_be_paused_resumed_scaled_and_moved_while_its_output_is_follow
     course.assert_used_once_a_pass()
     kinds = cluster.kinds(course.job)
     assert (kinds.count("TrainingStarted"), kinds.count("TrainingResumed")) == (1, 1)
+    assert not {"ReplicaLost", "GenerationAbandoned", "JobFailed"} & set(kinds)
     *steps, last = followed.read_text().splitlines()
     assert steps == [f"step {number}" for number in range(1, course.last_step + 1)]
     assert json.loads(last)["value"] >= TARGET

@@ -918,8 +918,13 @@ def test_a_recovered_home_does_not_ask_twice_to_save_but_kills_twice(pair: Home)
 
 def test_replicas_that_nobody_knows_are_killed(pair: Home) -> None:
     pair.recover()
-    pair.do(pair.run.node_back, "a", [pair.last["1-1"], here("9-9", TRAINING, (9, 0))])
-    assert pair.taken() == [KillReplica("a", "9-9", 9)]
+    pair.do(pair.run.node_back, "a", [pair.last["1-1"], here("1-9", TRAINING, (1, 0))])
+    assert pair.taken() == [KillReplica("a", "1-9", 9)]
+
+
+def test_replicas_that_a_later_home_has_started_are_let_be(pair: Home) -> None:
+    pair.do(pair.run.status, "a", here("9-1", TRAINING, (9, 0)))
+    assert pair.taken() == []
 
 
 def test_members_that_were_gathering_in_a_lost_store_gather_in_the_new_one(pair: Home) -> None:

@@ -100,6 +100,7 @@ class TrainingState:
             "place": dataclasses.asdict(self.place),
             "random": random_states(made.replicas.device),
             "is_inside": made.loop.is_inside,
+            "replicas": made.dealer.num_replicas,
             "is_stopped": made.loop.is_stopped,
             "seed": self._options.seed,
             "initial_batch_size": made.adapter.initial_batch_size,

@@ -119,13 +119,22 @@ class Training:
         self, kind: str, count: int, beginning: Callable[[], float], goal: Callable[[float, int], Goal]
     ) -> Iterator[int]:
         """The loop that a script writes around the one over its loader."""
-        made = self._parts
-        if made.loop.goal is not None:
+        if self._parts.loop.goal is not None:
             raise LoopMisuse(
                 "job.epochs or job.passes is used inside another of them", "Write one of them around the loop"
             )
-        if not self._replicas.is_member:
+        if self._replicas.is_member:
+            yield from self._turns(kind, count, beginning, goal)
+            return
+        self._membership.wait_until_called()
+        with on_terminate(self._ask_leave):  # from here on it may be the only one that has the state
             self._join_the_others()
+            yield from self._turns(kind, count, beginning, goal)
+
+    def _turns(
+        self, kind: str, count: int, beginning: Callable[[], float], goal: Callable[[float, int], Goal]
+    ) -> Iterator[int]:
+        made = self._parts
         number = self._loops_begun
         self._loops_begun += 1
         resumed = self._resume_from
@@ -273,14 +282,14 @@ class Training:
         return True
 
     def _join_the_others(self) -> None:
-        """A newcomer has come to its first loop: from here on it is where they are."""
-        self._membership.wait_until_called()
-        with on_terminate(self._ask_leave):  # who is called is waited for: it leaves together with the others
-            change = self._membership.regroup(self._state, is_planned=False)
+        """A newcomer has come to its first loop, and was called: from here on it is where they are."""
+        change = self._membership.regroup(self._state, is_planned=False)
         assert change.state is not None
         self._settle_in(change)
         self._go_on_at(change.state["training"], restores_random=True)
         self._has_joined = True
+        before = change.state["training"].get("replicas", self._replicas.size)
+        self._parts.teller.replicas_changed(before, change.is_repair)  # nobody who was there before may be left to
         if self._parts.loop.is_stopped and not change.state["training"]["is_inside"]:
             # Stopped after an epoch: to the others that was the last one.
             self._resume_from = dataclasses.replace(self._resume_from, epoch=self._resume_from.count)

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from pollux.wire.api import EventView
     from pollux.wire.service_client import ServiceClient
 
-POLICIES = {"pollux": ("policy.realloc_delay_s=2",), REFERENCE: ()}
-"""With what each is told. Pollux takes a re-allocation to cost 30 s before a job has measured it, which is as long as
-these jobs are; in place it costs them a second or two."""
+POLICIES = ("pollux", REFERENCE)
 NODES, SLOTS = 2, 2
 INTERVAL_S, QUICK_INTERVAL_S = 5.0, 2.0
 """From round to round: jobs of half a minute cannot wait for one a minute."""
@@ -76,7 +74,7 @@ def demo(
     cluster of its own and leaves nothing running. Exit code 1: a job missed its target or started from scratch.
     """
     if only is not None and only not in POLICIES:
-        raise UnknownName("--only", only, list(POLICIES))
+        raise UnknownName("--only", only, POLICIES)
     if kill_service and only == REFERENCE:
         raise InvalidInput("--kill-service", only, "is for the run under pollux", "Leave out --only")
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -88,7 +86,7 @@ def demo(
 
     with _ended_by_sigterm(), _screen() as (tell, show):
         result = run_demo(
-            list(POLICIES) if only is None else [only],
+            POLICIES if only is None else [only],
             is_quick=quick,
             kills_service=kill_service,
             use_gpus=gpus,
@@ -107,7 +105,7 @@ def demo(
 
 
 def run_demo(
-    policies: Sequence[str] = tuple(POLICIES),
+    policies: Sequence[str] = POLICIES,
     *,
     is_quick: bool = False,
     kills_service: bool = False,
@@ -133,7 +131,6 @@ def run_demo(
                 nodes=NODES,
                 slots=SLOTS,
                 interval_s=QUICK_INTERVAL_S if is_quick else INTERVAL_S,
-                settings=POLICIES.get(policy, ()),
                 use_gpus=use_gpus,
             )
             tell(f"Starting a cluster under {policy} …")

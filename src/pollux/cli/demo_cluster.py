@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -45,16 +45,14 @@ class DemoCluster:
         nodes: int,
         slots: int,
         interval_s: float,
-        settings: Sequence[str] = (),
         use_gpus: bool = False,
     ) -> None:
-        """`settings` are the policy's, as `--set` takes them. `use_gpus`: all GPUs of the machine instead of slots."""
+        """`use_gpus`: all GPUs of the machine instead of slots."""
         self.folder = folder
         self.left: list[int] = []
         """Processes that had to be killed; known after the end."""
         self._options = ["--policy", policy, "--interval", f"{interval_s:g}", "--port", "0"]
         self._options += ["--nodes", "1" if use_gpus else str(nodes), "--slots", "0" if use_gpus else str(slots)]
-        self._options += [part for setting in settings for part in ("--set", setting)]
         kept = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
         # Each process that belongs to it has the folder in its environment, by which a straggler is found.
         self._environment = {**kept, "POLLUX_HOME": str(folder)}

@@ -215,7 +215,6 @@ class JobOutput:
             self._show(log.file, True, f"{text}\n")
 
 
-def number(replica: str) -> int:
-    """The one that counts replicas, in GENERATION-NUMBER."""
-    last = replica.rpartition("-")[2]
-    return int(last) if last.isdecimal() else 0
+def number(replica: str) -> tuple[int, ...]:
+    """Its age by its name, GENERATION-NUMBER: another home of the job, as after a pause, counts from 1 again."""
+    return tuple(int(part) for part in replica.split("-") if part.isdecimal())

@@ -244,6 +244,8 @@ class JobRun:
         return True
 
     def _learn(self, node: NodeId, here: ReplicaHere) -> None:
+        if here.generation > self._run.issued:
+            return  # the job has another home by now, which has started it: it is none of ours
         replica = self._run.find(here.replica)
         if replica is None or replica.is_gone:
             # Of another life: nobody waits for it, and it must not touch what is going on now.
