@@ -340,6 +340,20 @@ class TestCrashes:
 
         live(main)
 
+    def test_what_daemons_tell_again_after_a_restart_does_not_fill_the_log(self) -> None:
+        async def main(living: Living) -> None:
+            running, ended = await living.submit(), await living.submit()
+            living.daemon_of(ended.id).finish(ended.id)
+            await living.reach(ended.id, Phase.SUCCEEDED)
+            last = living.store.last_number
+            for _ in range(3):
+                await living.restart()
+            kinds = [stored.kind for stored in living.store.events(after=last)]
+            assert set(kinds) <= {"RoundDue", "PlanMade"}
+            assert living.job(running.id).phase is Phase.RUNNING
+
+        live(main)
+
     def test_snapshots_and_the_whole_log_lead_to_the_same_state(self) -> None:
         async def main(living: Living) -> None:
             for _ in range(4):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 from pollux.core import (
     Action,
     Allocation,
+    Event,
     GenerationAbandoned,
     Job,
     JobFailed,
@@ -60,6 +61,21 @@ def hear(state: SchedulerState, report: Report) -> list[Action]:
         case _:
             assert_never(report)
     return []
+
+
+def is_news(state: SchedulerState, event: Event) -> bool:
+    """Whether the event may change anything, or ask for anything; False for reports that are late or said again.
+
+    A driver that hears the same from its world after each restart need not fill its log with it.
+    """
+    if not isinstance(event, Report):
+        return True
+    job = state.jobs.get(event.job)
+    if job is None or not _is_heeded(job, event):
+        return bool(_supersede(state, event))
+    if isinstance(event, ReplicaLost) and event.generation == job.generation:
+        return event.membership > job.membership
+    return True
 
 
 def release_if_stranded(state: SchedulerState, job: Job) -> None:

@@ -40,6 +40,7 @@ from pollux.errors import InvalidJob, Permanent, PolicyFailed, PolluxError, Unkn
 from pollux.policies import registry
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler, SchedulerOptions
+from pollux.scheduler.reports import is_news
 from pollux.service.options import ServiceOptions
 from pollux.service.place import ClusterFolder
 from pollux.service.placing import hopeless, waits_for
@@ -305,8 +306,10 @@ class Service:
 
     def _hear(self, event: Event, origin: NodeId | None) -> None:
         """Every event comes through here."""
-        now_s = time.time()
-        actions = self.scheduler.handle(event, now_s)
+        if not is_news(self.scheduler.state, event):
+            log.info("heard again %s", type(event).__name__, extra=_told(event, origin))
+            return
+        actions = self.scheduler.handle(event, time.time())
         log.info("heard %s", type(event).__name__, extra=_told(event, origin))
         for action in actions:
             if isinstance(action, MakePlan):
