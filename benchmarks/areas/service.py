@@ -13,9 +13,9 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.measurement import Finding, LeftOut, Measurement, Table, median, spread
-from pollux.cli.demo import examples_folder, run_demo
-from pollux.cli.demo_cluster import DemoCluster
-from pollux.cli.demo_story import DemoResult
+from pollux.cli.demo.cluster import DemoCluster
+from pollux.cli.demo.running import examples_folder, run_demo
+from pollux.cli.demo.story import DemoResult
 from pollux.core import Phase
 from pollux.errors import PolluxError, Temporary
 

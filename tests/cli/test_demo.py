@@ -13,10 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pollux.cli import demo, demo_report
-from pollux.cli.demo_cluster import processes_of
-from pollux.cli.demo_story import DemoResult, Moment, Outage, PolicyRun, changes, journal, printed_value, story
-from pollux.cli.demo_workload import FULL, QUICK, Arrival, Target, examples_folder, read_workload
+from pollux.cli.demo import command
+from pollux.cli.demo import report as demo_report
+from pollux.cli.demo import running as demo
+from pollux.cli.demo.cluster import processes_of
+from pollux.cli.demo.story import DemoResult, Moment, Outage, PolicyRun, changes, journal, printed_value, story
+from pollux.cli.demo.workload import FULL, QUICK, Arrival, Target, examples_folder, read_workload
 from pollux.core import FrozenMap, JobId, Phase
 from pollux.errors import InvalidInput, InvalidSpec
 from pollux.wire.api import EventView, JobView
@@ -27,7 +29,7 @@ BEGIN_S = 1000.0
 ARRIVAL = Arrival(0.0, Target("accuracy", at_least=90.0), {"name": "a", "command": "python a.py", "requested_gpus": 2})
 
 app = typer.Typer()
-app.command()(demo.demo)
+app.command()(command.demo)
 runner = CliRunner()
 
 

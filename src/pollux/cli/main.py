@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 from pollux import __version__
 from pollux.cli import (
     backup,
-    demo,
     doctor,
     down,
     follow,
@@ -34,6 +33,7 @@ from pollux.cli import (
     validate,
     workload,
 )
+from pollux.cli.demo.command import demo
 from pollux.errors import InvalidInput, PolluxError, Refusal, Temporary
 
 FAILED = 1
@@ -119,7 +119,7 @@ NO_MIXING = {"allow_interspersed_args": False}
 
 _command: Callable[..., None]
 for _command in (
-    demo.demo,
+    demo,
     up.up,
     down.down,
     nodes.nodes,

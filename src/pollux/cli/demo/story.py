@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.cli import words
-from pollux.cli.demo_workload import Arrival, Target
+from pollux.cli.demo.workload import Arrival, Target
 from pollux.core import FrozenMap, JobId, Phase
 from pollux.wire.api import EventView, JobView
 

@@ -1,30 +1,21 @@
-"""`pollux demo`: real training jobs on a cluster of this machine, first under Pollux and then under static FIFO."""
+"""The demo's jobs under one policy after the other, each on a fresh cluster."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
-
-from pollux.cli import demo_report, output, report, top, words
-from pollux.cli.demo_cluster import DemoCluster
-from pollux.cli.demo_story import REFERENCE, DemoResult, Outage, PolicyRun, journal, story
-from pollux.cli.demo_workload import FULL, QUICK, Arrival, Workload, examples_folder, read_workload
+from pollux.cli import top, words
+from pollux.cli.demo.cluster import DemoCluster
+from pollux.cli.demo.story import REFERENCE, DemoResult, Outage, PolicyRun, journal, story
+from pollux.cli.demo.workload import FULL, QUICK, Arrival, Workload, examples_folder, read_workload
 from pollux.core import JobId
-from pollux.errors import InvalidInput, MissingDependency, UnknownName
 
 if TYPE_CHECKING:
     from pollux.wire.api import EventView
@@ -35,8 +26,6 @@ NODES, SLOTS = 2, 2
 INTERVAL_S, QUICK_INTERVAL_S = 5.0, 2.0
 """From round to round: jobs of half a minute cannot wait for one a minute."""
 LOOK_S = 0.5
-LINE_S = 10.0
-"""From line to line where there is no terminal to show a table on."""
 RUN_LIMIT_S = 600.0
 OUTAGE_S = 3.0
 """How long a service that was killed stays away."""
@@ -46,62 +35,6 @@ LAST_BYTES = 8192
 
 Tell = Callable[[str], None]
 Show = Callable[[top.Look], None]
-
-
-def demo(
-    only: Annotated[str | None, typer.Option(metavar="POLICY", help="Run under this one only: pollux or fifo.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Three small jobs instead of six.")] = False,
-    kill_service: Annotated[
-        bool, typer.Option("--kill-service", help="Kill the service (-9) halfway under pollux, and start it again.")
-    ] = False,
-    gpus: Annotated[
-        bool, typer.Option("--gpus", help="Use the GPUs of this machine instead of four CPU slots.")
-    ] = False,
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--report", metavar="DIR", parser=report.folder_named, help="Where report.html and its figures go."
-        ),
-    ] = Path("out/demo"),
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep logs, event logs and checkpoints of the clusters here.")
-    ] = None,
-    json_file: output.JsonFileOption = None,
-) -> None:
-    """See Pollux at work: six real training jobs share four CPU slots of this machine, for about five minutes.
-
-    They run under Pollux and then, live as well, under FIFO with the GPUs that their owners asked for. It uses a
-    cluster of its own and leaves nothing running. Exit code 1: a job missed its target or started from scratch.
-    """
-    if only is not None and only not in POLICIES:
-        raise UnknownName("--only", only, POLICIES)
-    if kill_service and only == REFERENCE:
-        raise InvalidInput("--kill-service", only, "is for the run under pollux", "Leave out --only")
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise InvalidInput("--keep", str(keep), "is there already", "Name a new or an empty folder")
-    report.check(folder)
-    output.check_writable(json_file, "--json")
-    if find_spec("torch") is None:
-        raise MissingDependency("torch", "The demo", "torch")
-
-    with _ended_by_sigterm(), _screen() as (tell, show):
-        result = run_demo(
-            POLICIES if only is None else [only],
-            is_quick=quick,
-            kills_service=kill_service,
-            use_gpus=gpus,
-            keep=keep,
-            tell=tell,
-            show=show,
-        )
-    demo_report.print_summary(result)
-    output.note(f"The report is in {demo_report.write(result, folder)}")
-    if json_file is not None:
-        output.write_json(result.document(), json_file)
-    if result.faults:
-        for fault in result.faults:
-            output.error(fault)
-        raise typer.Exit(1)
 
 
 def run_demo(
@@ -265,60 +198,6 @@ def _all_events(client: ServiceClient) -> list[EventView]:
 
 def _is_worth_telling(event: EventView) -> bool:
     return event.kind not in ("RoundDue", "JobReported", "LearningRateChanged", "CheckpointSaved")
-
-
-@contextmanager
-def _screen() -> Iterator[tuple[Tell, Show]]:
-    """Sentences, and below them the table of `pollux top`; without a terminal, a line now and then."""
-    console = output.console
-    if not console.is_terminal:
-        yield output.note, _Lines(output.note).show
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield (
-            lambda text: console.print(text, soft_wrap=True),
-            lambda look: live.update(_table(look, console), refresh=True),
-        )
-
-
-def _table(look: top.Look, console: Console) -> RenderableType:
-    shown = top.screen(look, console.width)
-    assert isinstance(shown, Group)
-    return Group(Text(), *shown.renderables[:-1], Text("Ctrl-C ends the demo and its cluster", style="dim"))
-
-
-class _Lines:
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._told_s = 0.0
-
-    def show(self, look: top.Look) -> None:
-        now_s = time.monotonic()
-        if now_s - self._told_s < LINE_S:
-            return
-        self._told_s = now_s
-        jobs = [
-            f"{job.name} {words.gpus(job)}" + ("" if job.batch_size is None else f" (batch {job.batch_size})")
-            for job in look.jobs
-            if job.phase.holds_gpus
-        ]
-        waiting = sum(not job.phase.holds_gpus and not job.phase.is_terminal for job in look.jobs)
-        rest = [f"{waiting} waiting"] if waiting else []
-        self._tell(f"       {look.cluster.policy}: {' · '.join([*jobs, *rest]) or 'no jobs'}")
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """A polite kill ends the cluster as Ctrl-C does."""
-
-    def leave(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _no_files(folder: str, names: list[str]) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pollux.cli import output, words
-from pollux.cli.demo_story import REFERENCE, DemoResult, JobStory, Moment, PolicyRun, changes
+from pollux.cli.demo.story import REFERENCE, DemoResult, JobStory, Moment, PolicyRun, changes
 
 if TYPE_CHECKING:
     from pollux.simulator.report import Picture, Section
