@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.agent.training import Run, delivered, expected, loader_of, network, sgd, train_turn
 
 from pollux.agent.checkpoint import Checkpoints
 from pollux.agent.journal import read_journal
+from pollux.agent.signals import ignore_terminate, on_terminate
 from pollux.torch import Job
-from pollux.wire.entries import TrainingFinished, TrainingResumed, TrainingStarted, TrainingStopped
+from pollux.wire.entries import CheckpointSaved, TrainingFinished, TrainingResumed, TrainingStarted, TrainingStopped
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT, PASSES, READY_AT = 600, 3, 20
@@ -204,3 +206,113 @@ def test_a_break_and_the_end_of_the_loop_do_not_swallow_the_signal(spawn, tmp_pa
     assert {is_default for _, _, is_default in answers} == {1}
     (steps,) = {steps for _, steps, _ in answers}
     assert spawn(leaving, 1, str(tmp_path), breaks) == [(None, steps, 0)]
+
+
+# --- at the end of the loop
+
+
+def finishing(rank: int, replicas: int, folder: str, asked: tuple[int, ...]) -> tuple[object, int, list[int]]:
+    """(exit code, steps, epochs) of a replica; those that are asked get the signal when the loop is over.
+
+    The first one gets it while it writes the last checkpoint, and sends it to the others then.
+    """
+    job = Job(adapt=False, checkpoint_dir=folder)
+    module = network()
+    model, optimizer, loader = job.prepare(module, sgd(module), loader_of(64, 16))
+    pids = torch.zeros(replicas, dtype=torch.int64)
+    pids[rank] = os.getpid()
+    pids = job._replicas.sum(pids)
+    made = job._made
+    save, settle = made.saver._checkpoints.save, made.adapter.settle
+
+    def save_and_be_asked(*args):
+        for other in asked:
+            os.kill(int(pids[other]), signal.SIGTERM)
+        time.sleep(0.2)
+        return save(*args)
+
+    def settle_and_be_asked():
+        if 0 not in asked and rank in asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return settle()
+
+    made.saver._checkpoints.save = save_and_be_asked if 0 in asked else save
+    made.adapter.settle = settle_and_be_asked
+    epochs = []
+    try:
+        for epoch in job.passes(2):
+            epochs.append(epoch)
+            train_turn(job, model, optimizer, loader, Run(), lambda: None)
+    except SystemExit as leaving:
+        return leaving.code, job.steps, epochs
+    return "went on", job.steps, epochs
+
+
+@pytest.mark.parametrize(("replicas", "asked"), [(1, (0,)), (2, (0,)), (2, (1,)), (2, (0, 1))])
+def test_a_signal_at_the_end_of_the_loop_waits_for_the_last_checkpoint(spawn, tmp_path, replicas, asked):
+    assert spawn(finishing, replicas, str(tmp_path), asked) == [(143, 8, [0, 1])] * replicas
+    loaded = Checkpoints(tmp_path).load_latest()
+    assert loaded is not None
+    assert (loaded.step, loaded.facts["finished"]) == (8, True)
+    story = [type(entry) for entry in read_journal(tmp_path / "journal.jsonl")]
+    assert story[-3:] == [CheckpointSaved, TrainingFinished, TrainingStopped]
+    # What comes after the loop is still to be done, and nothing else.
+    assert spawn(finishing, 1, str(tmp_path), ()) == [("went on", 8, [])]
+
+
+def past_the_loop(rank: int, replicas: int, folder: str) -> list[str]:
+    """What a replica finds on the disk right after its last loop, where a signal would end it at once."""
+    job = Job(adapt=False, checkpoint_dir=folder)
+    module = network()
+    model, optimizer, loader = job.prepare(module, sgd(module), loader_of(64, 16))
+    checkpoints = job._made.saver._checkpoints
+    save = checkpoints.save
+
+    def save_slowly(*args):
+        time.sleep(0.5)
+        return save(*args)
+
+    checkpoints.save = save_slowly
+    for _ in job.passes(1):
+        train_turn(job, model, optimizer, loader, Run(), lambda: None)
+    return [path.name for path in Checkpoints(folder).list()]
+
+
+def test_no_replica_is_past_its_loop_before_the_checkpoint_is_on_disk(spawn, tmp_path):
+    assert spawn(past_the_loop, 2, str(tmp_path)) == [["checkpoint-000001-step-4"]] * 2
+
+
+# --- under a daemon
+
+
+def asked_often(rank: int, replicas: int) -> tuple[int, int, list[bool]]:
+    """How often it was asked, how a process ended that was forked inside and asked twice, and who handles signals."""
+    asked = []
+    before = signal.getsignal(signal.SIGTERM)
+    handlers = []
+    with on_terminate(lambda: asked.append(1), is_managed=True):
+        pass
+    handlers.append(signal.getsignal(signal.SIGTERM) is before)
+    with on_terminate(lambda: asked.append(1), is_managed=True):
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    with on_terminate(lambda: asked.append(1), is_managed=True):
+        ignore_terminate()
+    os.kill(os.getpid(), signal.SIGTERM)
+    handlers.append(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)
+    return len(asked), os.waitstatus_to_exitcode(status), handlers
+
+
+def test_under_a_daemon_no_signal_after_the_first_ends_a_process(spawn):
+    [(asked, child, handlers)] = spawn(asked_often, 1)
+    assert asked >= 1
+    assert child == -signal.SIGTERM
+    assert handlers == [True, True]

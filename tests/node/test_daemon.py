@@ -22,7 +22,7 @@ from pollux.core import (
     StopReason,
 )
 from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
-from pollux.node import daemon
+from pollux.node import daemon, roster
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.hosting import UNKNOWN_EXIT
@@ -201,7 +201,7 @@ class TestReplicas:
         with pytest.raises(Permanent, match="name of a file"):
             node.ask(spawn(folder, "../../x", generation=3))
         with pytest.raises(Permanent, match="name of a file"):
-            node.ask(Forget("../.."))
+            node.ask(Forget("../..", 1))
         with pytest.raises(Permanent, match="name of a file"):
             node.ask(HostStore(".."))
         with pytest.raises(Permanent, match="15 or 9"):
@@ -295,13 +295,59 @@ class TestReplicas:
         node.ask(spawn(folder, "1-0"))
         node.pid("1-0")
         log = node.replicas()["1-0"].log
-        node.ask(Forget("j"))
-        node.ask(Forget("j"))
-        assert node.keeper.processes["j/1-0"].wait(PATIENT_S) == -9
+        with node.watching("j", replicas=True) as watching:
+            node.ask(Forget("j", 1))
+            node.ask(Forget("j", 1))
+            assert node.keeper.processes["j/1-0"].wait(PATIENT_S) == -9
+            assert watching.replica(lambda news: news.replica.exit_code == -9).replica.replica == "1-0"
         assert node.replicas() == {}
         until(lambda: node.keeper.forgotten == ["j", "j"])
         assert "RuntimeError" in Path(log).read_text()
         assert not node.daemon.folder.replicas_file("j").exists()
+
+    def test_what_is_forgotten_frees_its_slot_at_once(self, node, folder):
+        node.ask(spawn(folder, "1-0"))
+        os.kill(node.pid("1-0"), signal.SIGSTOP)
+        with node.connect() as channel:
+            channel.send(Forget("j", 1))
+            channel.send(spawn(folder, "2-0", generation=2))
+            node.pid("2-0")
+        told = node.keeper.environments["j/2-0"]
+        assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        until(lambda: set(node.replicas()) == {"2-0"})
+
+    def test_forget_spares_what_is_newer(self, node, folder):
+        node.ask(spawn(folder, "2-0", generation=2))
+        node.pid("2-0")
+        node.ask(spawn(folder, "3-0", generation=3))
+        node.ask(HostStore("j"))
+        pid = node.pid("3-0")
+        with node.watching("j", replicas=True) as watching:
+            node.ask(Forget("j", 2))
+            assert watching.replica(lambda news: news.replica.exit_code is not None).replica.replica == "2-0"
+        assert set(node.replicas()) == {"3-0"}
+        assert (node.pid("3-0"), node.replicas()["3-0"].exit_code) == (pid, None)
+        assert node.keeper.forgotten == []
+        assert node.keeper.stores["j"][0].poll() is None
+        node.ask(Forget("j", 3))
+        until(lambda: node.replicas() == {} and node.keeper.forgotten == ["j"])
+
+    def test_a_full_disk_hides_no_end(self, node, folder, monkeypatch, caplog):
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        node.ask(spawn(folder, "1-0"))
+        node.pid("1-0")
+        monkeypatch.setattr(roster, "write", full)
+        node.ask(spawn(folder, "1-1", "1-2"))
+        with node.watching("j", replicas=True) as watching:
+            Replica(node, "1-1").say()
+            watching.replica(lambda news: news.replica.status is not None)
+            node.keeper.end("j/1-0")
+            assert watching.replica(lambda news: news.replica.exit_code == -9).replica.replica == "1-0"
+            node.ask(Kill("j", "1-2", 15))
+            assert watching.replica(lambda news: news.replica.exit_code == -15).replica.replica == "1-2"
+        assert "No space left on device" in caplog.text
 
     def test_reports_reach_the_watchers_of_replicas(self, node, folder):
         node.ask(spawn(folder, "1-0"))

@@ -1,6 +1,7 @@
 """Daemons that end or are killed, and what their successors find. The second half is done with real processes."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -24,11 +25,14 @@ from pollux.core import (
 from pollux.errors import PolluxError
 from pollux.node import home
 from pollux.node.folder import StateFolder
+from pollux.node.hosted import Hosted
+from pollux.node.hosting import Hosting
 from pollux.node.processes import began_at
 from pollux.wire.frames import Channel, ask
 from pollux.wire.nodes import (
     DescribeNode,
     Done,
+    Forget,
     Kill,
     ListReplicas,
     ListRuns,
@@ -222,6 +226,74 @@ class TestSuccessors:
         assert "cannot be read" in caplog.text
         assert state.run_file("j").with_suffix(".unreadable").exists()
 
+    def test_files_of_earlier_versions_are_read(self, nodes, folder):
+        node = nodes()
+        links = train(node, folder)
+        node.stop()
+        path = node.daemon.folder.replicas_file("j")
+        saved = json.loads(path.read_text())
+        del saved["newest"]
+        for replica in saved["replicas"]:
+            del replica["is_forgotten"]
+        path.write_text(json.dumps(saved))
+        node.start()
+        assert [link.replica for link in node.living(2)] == [link.replica for link in links]
+
+    def test_what_was_forgotten_right_before_is_ended(self, nodes, folder):
+        node = nodes()
+        node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), ""))
+        node.pid("1-0")
+        node.stop()
+        path = node.daemon.folder.replicas_file("j")
+        saved = json.loads(path.read_text())
+        saved["replicas"][0]["is_forgotten"] = True
+        path.write_text(json.dumps(saved))
+        node.start()
+        assert node.keeper.processes["j/1-0"].wait(PATIENT_S) == -9
+        until(lambda: node.replicas() == {} and not path.exists())
+
+    @pytest.mark.parametrize("is_restarted", [False, True])
+    def test_a_store_whose_members_are_elsewhere_is_not_forgotten_with_an_earlier_run(
+        self, nodes, folder, is_restarted
+    ):
+        home = nodes("a")
+        other = nodes("b", token_file=home.daemon.folder.token_file)
+        home.ask(RunJob("j", 3, launch(folder), on(b=1), FrozenMap({"b": other.address})))
+        other.living(1)
+        if is_restarted:
+            home.stop()
+            home.start()
+        home.ask(Forget("j", 2))  # of a home before this one
+        assert home.keeper.forgotten == []
+        assert home.keeper.stores["j"][0].poll() is None
+        home.ask(Forget("j", 3))
+        until(lambda: home.keeper.forgotten == ["j"])
+
+    def test_a_signal_counts_as_given_only_after_it_was(self, nodes, folder, monkeypatch):
+        node = nodes()
+        node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), ""))
+        os.kill(node.pid("1-0"), signal.SIGSTOP)  # so that it does not end
+        path = node.daemon.folder.replicas_file("j")
+        sent = []
+
+        def send(hosted, number):
+            sent.append((number, json.loads(path.read_text())["replicas"][0]["is_leaving"]))
+
+        monkeypatch.setattr(Hosted, "send", send)
+        node.ask(Kill("j", "1-0", 15))
+        assert sent == [(15, False)]
+        assert json.loads(path.read_text())["replicas"][0]["is_leaving"]
+        node.stop()
+        node.start()
+        node.ask(Kill("j", "1-0", 15))  # by a home that cannot know
+        assert len(sent) == 1
+
+    def test_a_signal_that_waits_for_a_pid_was_not_given(self, folder):
+        hosted = Hosted("j", "1-0", 1, (0,), folder / "log", 0.0, is_leaving=True)
+        assert not hosted.record.is_leaving
+        hosted.pid = 5
+        assert hosted.record.is_leaving
+
     def test_a_store_that_ends_gets_a_successor(self, nodes, folder):
         node = nodes()
         first, second = train(node, folder)
@@ -314,6 +386,41 @@ class TestOtherNodes:
         until(lambda: home.ask(ListRuns()).runs[0].step == 50)
         assert phase(home) is RunPhase.TRAINING
         assert back.replica in other.replicas()
+
+    def test_a_request_to_save_that_was_lost_is_given_again(self, nodes, folder, monkeypatch):
+        home = nodes("a", run=replace(QUICK, node_timeout_s=PATIENT_S, stop_timeout_s=2 * PATIENT_S))
+        other = nodes("b", token_file=home.daemon.folder.token_file)
+        home.ask(RunJob("j", 1, launch(folder), on(b=1), FrozenMap({"b": other.address})))
+        other.living(1)[0].say()
+        until(lambda: phase(home) is RunPhase.TRAINING)
+        with monkeypatch.context() as patch, home.watching("j") as watching:
+            patch.setattr(Hosting, "kill", lambda *_: None)  # the daemon ends before it has read it
+            home.ask(StopRun("j", 1, StopReason.PREEMPTED))
+            other.stop()
+            patch.undo()
+            other.start()
+            watching.event(JobStopped)
+        assert [process.wait(PATIENT_S) for process in other.keeper.processes.values()] == [-15]
+
+    def test_an_old_home_does_not_end_what_a_new_one_has_started(self, nodes, folder, caplog):
+        old = nodes("a")
+        new = nodes("b", token_file=old.daemon.folder.token_file)
+        train(old, folder, 1, b=(new, 1))
+        new.stop()
+        with old.watching("j") as watching:
+            old.ask(StopRun("j", 1, StopReason.CANCELLED))
+            watching.event(JobStopped)  # b has still to forget it
+        old.stop()
+        new.start()
+        new.ask(RunJob("j", 2, launch(folder), on(b=1)))
+        until(lambda: any(here.generation == 2 and here.pid for here in new.replicas().values()))
+        old.start()
+        until(lambda: [here.generation for here in new.replicas().values()] == [2])  # it has forgotten the others
+        (replica,) = new.living(1)
+        replica.say(generation=2)
+        until(lambda: phase(new) is RunPhase.TRAINING)
+        assert new.keeper.forgotten == []
+        assert new.keeper.stores["j"][0].poll() is None
 
     def test_one_that_stays_away_is_lost(self, nodes, folder):
         home = nodes("a")

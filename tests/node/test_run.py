@@ -553,7 +553,7 @@ def test_a_job_has_finished_when_all_members_ended_well(pair: Home) -> None:
     pair.end("1-1", 0)
     assert pair.taken() == []
     pair.end("1-2", 0)
-    assert pair.taken() == [Announce(JobFinished("job", 1)), ForgetJob("a"), ForgetJob("b")]
+    assert pair.taken() == [Announce(JobFinished("job", 1)), ForgetJob("a", 1), ForgetJob("b", 1)]
     assert pair.run.is_over
     assert pair.run.phase is RunPhase.ENDED
 
@@ -670,6 +670,57 @@ def test_one_that_was_out_of_reach_is_asked_to_save_once_it_is_back(home: Home) 
     ]
 
 
+def test_the_request_to_save_is_given_again_where_it_may_be_lost(pair: Home) -> None:
+    pair.stop(1)
+    assert pair.killed() == [("1-1", 15), ("1-2", 15)]
+    pair.wait(1.0)
+    pair.do(pair.run.node_gone, "b")
+    assert pair.killed() == []
+    pair.do(pair.run.node_back, "b", [pair.last["1-2"]])
+    assert pair.killed() == [("1-2", 15)]
+    pair.recover()
+    for node, name in (("a", "1-1"), ("b", "1-2")):
+        pair.do(pair.run.node_back, node, [pair.last[name]])
+    assert pair.killed() == [("1-1", 15), ("1-2", 15)]
+    pair.wait(OPTIONS.stop_timeout_s)
+    assert pair.killed() == [("1-1", 9), ("1-2", 9)]
+    pair.do(pair.run.node_gone, "b")
+    pair.do(pair.run.node_back, "b", [pair.last["1-2"]])
+    assert pair.killed() == [("1-2", 9)]
+
+
+def test_a_member_that_ends_without_saving_is_a_warning(pair: Home, caplog: pytest.LogCaptureFixture) -> None:
+    pair.stop(1)
+    pair.end("1-1", 143)
+    pair.end("1-2", -9)
+    assert pair.events() == [JobStopped("job", 1)]
+    assert len(caplog.records) == 1
+    assert "replica 1-2 on node b ended by signal 9: it was told to save and leave, and ended without" in caplog.text
+
+
+@pytest.mark.parametrize(("reason", "code"), [(StopReason.PREEMPTED, 143), (StopReason.CANCELLED, -9)])
+def test_an_end_as_it_was_asked_for_is_no_warning(
+    pair: Home, caplog: pytest.LogCaptureFixture, reason: StopReason, code: int
+) -> None:
+    pair.stop(1, reason)
+    pair.end("1-1", code)
+    pair.end("1-2", code)
+    assert pair.events() == [JobStopped("job", 1)]
+    assert not caplog.records
+
+
+def test_what_is_forgotten_is_what_this_home_has_started(pair: Home) -> None:
+    pair.do(pair.run.node_gone, "b")
+    pair.resize(2, gpus(a=1))
+    pair.stop(2, StopReason.CANCELLED)
+    pair.wait(OPTIONS.node_timeout_s)
+    pair.end("1-1", -9)
+    assert ForgetJob("a", 2) in pair.taken()
+    of_another_home = ReplicaHere("3-1", 3, 1, None)
+    pair.do(pair.run.node_back, "b", [of_another_home])
+    assert pair.taken() == [ForgetJob("b", 2)]
+
+
 def test_those_that_have_saved_do_not_gather_again(pair: Home) -> None:
     pair.stop(1)
     pair.taken()
@@ -743,7 +794,7 @@ def test_what_was_never_started_need_not_be_waited_for(home: Home) -> None:
     home.stop(1)
     assert home.taken() == []  # a start before the loss of the node would be on its way
     home.do(home.run.node_back, "a", [])
-    assert home.taken() == [Announce(JobStopped("job", 1)), ForgetJob("a")]
+    assert home.taken() == [Announce(JobStopped("job", 1)), ForgetJob("a", 1)]
 
 
 # Restarts by checkpoint
@@ -847,7 +898,7 @@ def test_a_job_that_lost_all_of_its_nodes_has_stopped_and_not_failed(pair: Home)
     pair.wait(OPTIONS.node_timeout_s)
     assert pair.taken() == [Announce(JobStopped("job", 1))]
     pair.do(pair.run.node_back, "a", [pair.last["1-1"]])
-    assert pair.taken() == [KillReplica("a", "1-1", 9), ForgetJob("a")]
+    assert pair.taken() == [KillReplica("a", "1-1", 9), ForgetJob("a", 1)]
 
 
 def test_a_replica_that_its_node_no_longer_knows_is_lost(pair: Home) -> None:
@@ -973,7 +1024,7 @@ def test_a_job_whose_machine_was_restarted_has_stopped(home: Home) -> None:
     home.recover()
     home.taken()
     home.do(home.run.node_lost, "a")
-    assert home.taken() == [Announce(JobStopped("job", 1)), ForgetJob("a")]
+    assert home.taken() == [Announce(JobStopped("job", 1)), ForgetJob("a", 1)]
     assert home.run.is_over
     assert home.run.standing() == [JobStopped("job", 1)]
 

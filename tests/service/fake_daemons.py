@@ -179,9 +179,10 @@ class FakeDaemon:
                 if job in self.runs:
                     self.runs[job].phase = RunPhase.ENDED
                 self.announce(JobStopped(job, generation))
-            case Forget(job):
+            case Forget(job, generation):
                 self.forgotten.append(job)
-                self.runs.pop(job, None)
+                if job in self.runs and self.runs[job].issued <= generation:
+                    del self.runs[job]
             case ListLogs(job):
                 return LogsHere((LogHere("r0", 5, True, 1.0),) if job in self.runs else ())
             case ReadLog(offset=offset):

@@ -104,9 +104,10 @@ class FakeService:
         for job in gpus:
             self.hear(ReplicasReady(JobId(job), self.scheduler.state.jobs[JobId(job)].issued_generation))
 
-    def check(self, request) -> None:
+    def check(self, request):
         if self.refuses is not None:
             raise self.refuses
+        return request
 
     def submit(self, request) -> Job:
         self.check(request)

@@ -43,6 +43,7 @@ class Living:
         self.place = ClusterFolder(self.folder)
         self.place.make()
         self.place.token_file.write_text(TOKEN)
+        (self.folder / "train.py").write_text("from pollux.torch import Job\n")
         self.daemons = [FakeDaemon(Node(NodeId(f"n{number}"), count)) for number, count in enumerate(gpus)]
         defaults: dict[str, Any] = {"interval_s": 60.0, "retry_pause_s": 0.01, "early_gap_s": 0.01, "gather_s": 0.001}
         self.options = ServiceOptions(self.folder, policy=policy, **{**defaults, **options})
@@ -90,7 +91,7 @@ class Living:
                 await asyncio.sleep(0.002)
 
     async def submit(self, until: Phase | None = Phase.RUNNING, **fields: object) -> Job:
-        document = {"command": "python train.py", "working_dir": "/tmp", **fields}
+        document = {"command": "python train.py", "working_dir": str(self.folder), **fields}
         job = self.service.submit(parse(document))
         if until is not None:
             await self.reach(job.id, until)

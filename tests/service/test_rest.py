@@ -8,7 +8,7 @@ from tests.wire.strategies import entry_at, report_at
 
 from pollux.core import JobFinished, JobSpec, JobSubmitted
 from pollux.errors import InvalidDocument, InvalidJob, InvalidSpec, Permanent, Temporary
-from pollux.service.requests import MAX_BODY_BYTES
+from pollux.service.requests import MAX_BODY_BYTES, MAX_DRAINED_BYTES
 from pollux.service.rest import create_app
 from pollux.service.routes import NEXT_OFFSET, ROUTES
 from pollux.wire.api import Fault, LogFile
@@ -276,7 +276,7 @@ def test_a_body_that_hides_its_size_is_read_no_further_than_allowed(service):
             yield b" " * (1 << 16)
 
     problem_of(ask(service, "POST", "/v1/jobs", content=endless(), headers=JSON), 413)
-    assert read < 2 * MAX_BODY_BYTES
+    assert read < 2 * MAX_DRAINED_BYTES
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/yaml", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ class TestRequests:
             job = await living.submit(command="python train.py --lr 0.1", env={"KEY": "secret"}, requested_gpus=3)
             request = living.daemons[0].asked[0]
             assert isinstance(request, RunJob)
-            assert request.launch.script == "/tmp/train.py"
+            assert request.launch.script == str(living.folder / "train.py")
             assert request.launch.arguments == ("--lr", "0.1")
             assert request.launch.environment["KEY"] == "secret"
             assert request.launch.environment["POLLUX_FIXED_BATCH"] == "1"  # fifo does not adapt batch sizes
@@ -56,6 +57,18 @@ class TestRequests:
             assert (request.launch.is_plain, request.launch.gpus) == (True, 2)
             assert request.allocation.num_gpus == 1
             assert dict(job.allocation.gpus) == {"n1": 2}
+
+        live(main)
+
+    def test_a_script_without_pollux_runs_as_a_plain_command(self) -> None:
+        async def main(living: Living) -> None:
+            (living.folder / "own.py").write_text("print('hello')\n")
+            job = await living.submit(command="python own.py", requested_gpus=2)
+            assert (job.spec.rigid, job.allocation.num_gpus) == (True, 2)
+            with pytest.raises(InvalidJob, match=r"pollux\.torch"):
+                await living.submit(until=None, command="python own.py", max_batch_size=64)
+            with pytest.raises(InvalidJob, match="no such"):
+                await living.submit(until=None, command="python gone.py")
 
         live(main)
 
@@ -227,6 +240,37 @@ class TestFailures:
 
         live(main, node_grace_s=0.1)
 
+    def test_a_service_that_was_killed_as_it_heard_of_a_lost_home_ends_its_orphans(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(requested_gpus=3)
+            living.service._world._end_orphans = lambda job, home: None  # type: ignore[method-assign]
+            await living.daemons[0].stop()
+            await living.until(lambda: NodeId("n0") not in living.service.scheduler.state.cluster)
+            await living.restart()
+            await living.until(lambda: living.daemons[1].forgotten == [job.id])
+            await living.reach(job.id, Phase.PENDING)
+
+        live(main, node_grace_s=0.1, recovery_s=0.5)
+
+    def test_a_lost_node_cannot_be_undrained(self) -> None:
+        async def main(living: Living) -> None:
+            await living.daemons[0].stop()
+            await living.until(lambda: living.service.node_state(NodeId("n0")) == "away")
+            with pytest.raises(Permanent, match="away"):
+                living.service.undrain(NodeId("n0"))
+
+        live(main)
+
+    def test_a_clock_that_is_set_back_makes_nobody_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(retries=3)
+            real = time.time
+            monkeypatch.setattr(time, "time", lambda: real() - 3600)
+            living.daemon_of(job.id).fail(job.id)
+            await living.until(lambda: living.job(job.id).generation == 2)
+
+        live(main)
+
     def test_a_node_that_comes_back_in_time_has_lost_nothing(self) -> None:
         async def main(living: Living) -> None:
             job = await living.submit()
@@ -383,6 +427,25 @@ class TestTheEnd:
             assert (await living.reach(job.id, Phase.RUNNING)).generation == 2
 
         live(main)
+
+    def test_a_service_whose_log_cannot_be_written_goes_on_when_it_can(self) -> None:
+        async def main(living: Living) -> None:
+            append, broken = living.store.append, True
+
+            def fail(record: object) -> None:
+                if broken:
+                    raise Permanent("pollux.db: the disk is full. Make room.")
+                append(record)  # type: ignore[arg-type]
+
+            living.store.append = fail  # type: ignore[method-assign,assignment]
+            with pytest.raises(Permanent, match="disk is full"):
+                await living.submit(until=None)
+            living.service._rounds.hurry(0.0)
+            await asyncio.sleep(0.1)
+            broken = False
+            assert (await living.submit()).phase is Phase.RUNNING
+
+        live(main, interval_s=0.02)
 
     def test_or_they_train_on(self) -> None:
         async def main(living: Living) -> None:

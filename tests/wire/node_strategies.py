@@ -112,7 +112,7 @@ NODE_MESSAGES = {
     Kill: st.builds(Kill, names, names, st.sampled_from([9, 15])),
     HostStore: st.builds(HostStore, names),
     StoreAt: st.builds(StoreAt, names),
-    Forget: st.builds(Forget, names),
+    Forget: st.builds(Forget, names, generations),
     ListReplicas: st.builds(ListReplicas, names),
     ReplicaHere: replicas,
     ReplicaList: st.lists(replicas, max_size=2).map(tuple).map(ReplicaList),

@@ -267,10 +267,9 @@ class Membership:
         return isinstance(newest, Join) and newest.rank == 0
 
     @property
-    def hands_over(self) -> bool:
-        """This replica is to leave, and gives the state to those who come."""
-        newest = self._link.newest if self._link is not None else None
-        return isinstance(newest, Leave) and newest.hands_over
+    def is_leaving(self) -> bool:
+        """This replica is to leave. It may have to hand over the state, or hear so later, when others are lost."""
+        return self._link is not None and isinstance(self._link.newest, Leave)
 
     # Changes
 

@@ -84,14 +84,22 @@ class Saver:
             )
         return self._checkpoints.load(path, "cpu")
 
-    def save(self, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any], *, wait: bool) -> None:
-        """Take a copy now and have it written; `wait` until it is on disk."""
+    def save(self, step: int, parts: Mapping[str, Any], facts: Mapping[str, Any], *, wait: bool) -> bool:
+        """Take a copy now and have it written; `wait` until it is on disk. False: it is not, or will not be.
+
+        Whoever calls this writes: the first replica, or one that leaves and alone has the state.
+        """
         self._last_s = self._clock()
+        if self._checkpoints is None:
+            return False
         if self._writer is None:
-            return
-        self._writer.submit(step, {name: snapshot(state, name) for name, state in parts.items()}, facts)
-        if wait and not self._writer.flush(LAST_WRITE_S):
-            log.error("the checkpoint of step %d is not on disk: %s", step, self._writer.last_error or "too slow")
+            self._writer = CheckpointWriter(self._checkpoints)
+        copies = {name: snapshot(state, name) for name, state in parts.items()}
+        is_taken = self._writer.submit(step, copies, facts)
+        if is_taken and (not wait or self._writer.flush(LAST_WRITE_S)):
+            return True
+        log.error("the checkpoint of step %d is not on disk: %s", step, self._writer.last_error or "too slow")
+        return False
 
     @property
     def last_path(self) -> Path | None:

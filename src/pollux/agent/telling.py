@@ -71,11 +71,18 @@ class Teller:
 
     def assign_role(self) -> None:
         """The first replica speaks."""
-        if self._speaks == self._replicas.is_main:
+        self._speak(self._replicas.is_main)
+
+    def speak_last(self) -> None:
+        """On a replica that leaves, and has to say what became of the state: nobody else can."""
+        self._speak(True)
+
+    def _speak(self, speaks: bool) -> None:
+        if self._speaks == speaks:
             return
         self.close()
-        self._speaks = self._replicas.is_main
-        if not self._speaks:
+        self._speaks = speaks
+        if not speaks:
             self._reporter, self._journal = Reporter(None), Journal(None)
             return
         url, post = self._environment.report_url, self._post

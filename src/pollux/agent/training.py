@@ -18,11 +18,14 @@ from pollux.agent.membership import Change, Left, Membership
 from pollux.agent.metrics import Averages
 from pollux.agent.parts import Parts
 from pollux.agent.place import Place
-from pollux.agent.signals import EXIT_CODE, on_terminate
+from pollux.agent.signals import EXIT_CODE, ignore_terminate, on_terminate
 from pollux.agent.state import TrainingState, random_states, restore_random_states
 from pollux.errors import LoopMisuse
 
 log = logging.getLogger(__name__)
+
+NOT_SAVED = 1
+"""The exit code of a replica that alone had the state, and could neither hand it over nor save it."""
 
 
 class Training:
@@ -127,7 +130,8 @@ class Training:
             yield from self._turns(kind, count, beginning, goal)
             return
         self._membership.wait_until_called()
-        with on_terminate(self._ask_leave):  # from here on it may be the only one that has the state
+        # From here on it may be the only one that has the state.
+        with on_terminate(self._ask_leave, is_managed=True):
             self._join_the_others()
             yield from self._turns(kind, count, beginning, goal)
 
@@ -157,7 +161,7 @@ class Training:
         if made.saver.is_on or self._membership.is_managed:
             self._state.check_user_state()
         try:
-            with on_terminate(self._ask_leave):
+            with on_terminate(self._ask_leave, is_managed=self._membership.is_managed):
                 for epoch in range(first, count):
                     made.loop.goal = aim = goal(start, epoch + 1)
                     made.adapter.total_progress = goal(start, count).progress
@@ -170,8 +174,11 @@ class Training:
                     self._agree_to_go_on()
                     if made.loop.is_stopped:
                         break
-            end = Place(number, max(first, count), start, is_finished=True, kind=kind, count=count)
-            self._finish_loop(end)
+                end = Place(number, max(first, count), start, is_finished=True, kind=kind, count=count)
+                self._finish_loop(end)
+            if self._leave_asked:  # too late for those in the loop to hear of it; all that they have done is saved
+                made.teller.stopped("SIGTERM")
+                self._end(EXIT_CODE)
         finally:  # also after a break of the script's
             made.loop.goal = None
             made.adapter.wants_stop = False
@@ -247,10 +254,19 @@ class Training:
         self._replicas.barrier()
         made.teller.checkpoint(made.saver.last_path)
         made.teller.stopped("SIGTERM")
+        self._end(EXIT_CODE)
+
+    def _end(self, code: int) -> NoReturn:
+        if self._membership.is_managed:
+            ignore_terminate()
         self._close()
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(code)
 
     def _finish_loop(self, place: Place) -> None:
+        """Every replica calls it, and none is past it before the checkpoint is on disk: then a signal does no harm.
+
+        Whoever hears here that one of them was asked to leave was asked, too.
+        """
         made = self._parts
         try:
             made.adapter.settle()
@@ -259,8 +275,20 @@ class Training:
                 raise
             self.regroup(is_planned=False)
         self._state.place = place
+        averages = self._averages.merged_state() if made.saver.is_on else {}
+        was_main = self._replicas.is_main
+        self._close_the_books(averages)
+        asked = torch.tensor([self._leave_asked], dtype=torch.float64, device=self._replicas.device)
+        if self._membership.sum(asked).item() > 0:
+            self._leave_asked = True
+        if self._replicas.is_main and not was_main:
+            self._close_the_books(averages)  # the one that was to do it is lost
+
+    def _close_the_books(self, averages: Mapping[str, Any]) -> None:
+        """The loop is over: save that and say so, on the first replica."""
+        made = self._parts
         if made.saver.is_on:
-            self._write(self._averages.merged_state(), wait=True)
+            self._write(averages, wait=True)
             made.teller.checkpoint(made.saver.last_path)
         made.teller.finished(self.stop_reason if made.loop.is_stopped else "")
 
@@ -324,12 +352,22 @@ class Training:
             return
 
     def _go(self, left: Left) -> NoReturn:
-        if left.has_state_to_save and self._parts.saver.is_on:
-            averages = self._state.merged_averages or self._averages.state_dict()
-            self._parts.saver.save(self._state.step, self._state.parts(averages), self._state.facts(), wait=True)
-        self._close()
-        # This code says that it was asked to save and did.
-        raise SystemExit(EXIT_CODE if left.has_state_to_save else 0)
+        if not left.has_state_to_save:
+            self._end(0)
+        # The first code says that it was asked to save and did.
+        self._end(EXIT_CODE if self._save_alone() else NOT_SAVED)
+
+    def _save_alone(self) -> bool:
+        """On a replica that leaves with the state, whatever its rank was; whether it is on disk."""
+        made, state = self._parts, self._state
+        averages = state.merged_averages or self._averages.state_dict()
+        if not made.saver.save(state.step, state.parts(averages), state.facts(), wait=True):
+            log.error("this replica alone had the state of step %d, and it is not saved", state.step)
+            return False
+        made.teller.speak_last()
+        made.teller.checkpoint(made.saver.last_path)
+        made.teller.stopped("SIGTERM" if self._leave_asked else "nobody took over from the replicas that left")
+        return True
 
     def _keep_random(self) -> None:
         """The loader is about to be iterated anew, which draws: go on from the same as those who join here."""
@@ -370,7 +408,7 @@ class Training:
             log.warning("averages are not handed over: %s", error)
             return
         self._averages.load_state_dict(merged, self._membership.is_heir)
-        self._state.merged_averages = merged if self._membership.hands_over else None
+        self._state.merged_averages = merged if self._membership.is_leaving else None
 
     def _settle_in(self, change: Change) -> None:
         made = self._parts

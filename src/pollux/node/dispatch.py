@@ -21,12 +21,13 @@ class Dispatch:
         """Nodes that no order reaches now."""
         self._spawned: set[str] = set()
         self._told: dict[str, Instruction] = {}
-        self._killed: set[str] = set()
+        self._killed: dict[str, int] = {}
+        """By which signal."""
 
     def repeat(self, replica: Replica) -> None:
-        """What it was told, or that it must end, may not have arrived. A 15 is never given again."""
+        """What it was told, or that it must end, may not have arrived."""
         self._told.pop(replica.name, None)
-        self._killed.discard(replica.name)
+        self._killed.pop(replica.name, None)
 
     def respawn(self, replica: Replica) -> None:
         """It is not there, so that the order to start it was lost."""
@@ -52,7 +53,7 @@ class Dispatch:
     def _forgets(self, run: SavedRun) -> Iterator[Order]:
         for node in run.used:
             if node not in self.away:
-                yield ForgetJob(node)
+                yield ForgetJob(node, run.issued)
         run.used = tuple(node for node in run.used if node in self.away)
 
     def _spawns(self, run: SavedRun) -> Iterator[Order]:
@@ -65,12 +66,10 @@ class Dispatch:
             yield SpawnOn(node, generation, tuple(here))
 
     def _kill(self, replica: Replica) -> Iterator[Order]:
-        if replica.signal == 9 and replica.name not in self._killed:
-            self._killed.add(replica.name)
-            yield KillReplica(replica.node, replica.name, 9)
-        elif replica.signal == 15 and not replica.is_asked:
-            replica.is_asked = True
-            yield KillReplica(replica.node, replica.name, 15)
+        if replica.signal and self._killed.get(replica.name) != replica.signal:
+            self._killed[replica.name] = replica.signal
+            replica.is_asked |= replica.signal == 15
+            yield KillReplica(replica.node, replica.name, replica.signal)
 
     def _tell(self, replica: Replica, instruction: Instruction | None) -> Iterator[Order]:
         if instruction is not None and self._told.get(replica.name) != instruction:

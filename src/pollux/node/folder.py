@@ -162,7 +162,8 @@ def write(path: Path, text: str, *, is_durable: bool = False) -> None:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # environments of jobs may be in it
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         if is_durable:
             file.flush()

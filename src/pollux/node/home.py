@@ -72,11 +72,12 @@ class Home:
             homed = self._jobs[job] = HomedJob(self._around, run, launch, request.addresses, fingerprint)
         async with homed.changing:
             try:
-                homed.run.store = "" if launch.is_plain else await self._around.hosting.host_store(job)
+                store = "" if launch.is_plain else await self._around.hosting.host_store(job, request.generation)
+                homed.run.store = store
                 orders = homed.run.start(request.generation, request.allocation, time.monotonic())
             except Exception:
                 if homed.run.is_over:
-                    self._around.hosting.forget(job)  # the store may have been started for nothing
+                    self._around.hosting.forget(job, request.generation)  # the store may have been started for nothing
                 if homed.saved is None:
                     self._jobs.pop(job, None)
                 raise
@@ -124,7 +125,7 @@ class Home:
         until_s = time.monotonic() + timeout_s
         for homed in self._jobs.values():
             if not homed.run.is_over:
-                newest = homed.run.description().issued_generation
+                newest = homed.run.issued_generation
                 homed.carry_out(homed.run.stop(newest, StopReason.PREEMPTED, time.monotonic()))
         while not all(homed.run.is_over for homed in self._jobs.values()) and time.monotonic() < until_s:
             await asyncio.sleep(0.02)
@@ -193,7 +194,7 @@ class Home:
                 homed.lose_home()
             if not homed.run.is_over and not homed.launch.is_plain:
                 try:
-                    homed.run.store = await self._around.hosting.host_store(job)
+                    homed.run.store = await self._around.hosting.host_store(job, homed.run.issued_generation)
                 except PolluxError as error:
                     log.error("Job %s has no store: %s", job, error)
                     search = asyncio.create_task(self._find_store(homed))
@@ -214,7 +215,7 @@ class Home:
         pause_s = STORE_PAUSE_S
         while not homed.run.is_over:
             try:
-                store = await self._around.hosting.host_store(homed.job)
+                store = await self._around.hosting.host_store(homed.job, homed.run.issued_generation)
             except PolluxError as error:
                 problem = error.args[0] if isinstance(error, Temporary) else error
                 log.error("Job %s has no store: %s Next try in %g s.", homed.job, problem, pause_s)
@@ -223,7 +224,7 @@ class Home:
                 continue
             async with homed.changing:
                 if homed.run.is_over:
-                    self._around.hosting.forget(homed.job)  # it came too late
+                    self._around.hosting.forget(homed.job, homed.run.issued_generation)  # it came too late
                 else:
                     homed.run.store = store
                     homed.tick()

@@ -141,8 +141,8 @@ class HomedJob:
                     self._send(node, Tell(job, replica, instruction))
                 case KillReplica(node, replica, number):
                     self._send(node, Kill(job, replica, number))
-                case ForgetJob(node):
-                    self._send(node, Forget(job))
+                case ForgetJob(node, generation):
+                    self._send(node, Forget(job, generation))
         self._set_timer()
         if self.run.is_over:
             for node in self._remotes.keys() - self.run.nodes:
@@ -189,8 +189,8 @@ class HomedJob:
                     hosting.tell(job, replica, instruction)
                 case Kill(job, replica, number):
                     hosting.kill(job, replica, number)
-                case Forget(job):
-                    hosting.forget(job)
+                case Forget(job, generation):
+                    hosting.forget(job, generation)
         except (PolluxError, OSError) as error:
             asyncio.get_running_loop().call_soon(self._refused, node, request, error)
 

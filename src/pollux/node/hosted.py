@@ -38,6 +38,7 @@ class Record:
     """Of a plain command, beside `slot`."""
     is_plain: bool = False
     is_leaving: bool = False
+    is_forgotten: bool = False
 
 
 @dataclass(slots=True)
@@ -65,7 +66,9 @@ class Hosted:
     pending_signal: int = 0
     """To be sent as soon as it has a pid."""
     is_leaving: bool = False
-    """It got its signal 15; a second one would end it at once."""
+    """It got its signal 15, or gets it as soon as it has a pid: no second one is for it."""
+    is_forgotten: bool = False
+    """It was killed with all that is left of its job here, and is listed until it has ended."""
     is_hung: bool = False
     is_orphan: bool = False
     """Its keeper is gone: nobody will tell its exit code."""
@@ -105,7 +108,8 @@ class Hosted:
             self.exit_code,
             tuple(more),
             self.is_plain,
-            self.is_leaving,
+            self.is_leaving and self.pid > 0,  # else it has not got its signal yet, and may never
+            self.is_forgotten,
         )
 
     def begin(self, pid: int) -> None:

@@ -85,6 +85,8 @@ class Hosting:
         self.links = Links(self._roster, self._heard, on_report)
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: dict[JobId, asyncio.Task[None]] = {}
+        self._starting_stores: dict[JobId, int] = {}
+        """For which generation."""
 
     # What the home asks for
 
@@ -101,7 +103,8 @@ class Hosting:
         logs = {seat.replica: self._folder.replica_log(job, seat.replica) for seat in fresh}  # refuses odd names
         if not fresh:
             return
-        num_here = sum(one.is_alive for one in here) + len(fresh)
+        self._roster.note(job, request.generation)
+        num_here = sum(one.is_alive and not one.is_forgotten for one in here) + len(fresh)
         slots = self._roster.free_slots(self._slots)
         for seat in fresh:
             held, path = tuple(islice(slots, launch.gpus)), logs[seat.replica]
@@ -130,38 +133,54 @@ class Hosting:
         hosted = self._roster.find(job, replica)
         if hosted is None or not hosted.is_alive or (number == signal.SIGTERM and hosted.is_leaving):
             return
-        hosted.is_leaving = True
-        with suppress(OSError):  # whatever is wrong with the disk, it is to end
-            self._roster.save(job)
         log.info("%s gets signal %d.", hosted.tag, number)
-        if not hosted.pid:
+        if hosted.pid:
+            hosted.send(number)
+        else:
             hosted.pending_signal = min(number, hosted.pending_signal or number)  # 9 beats 15
-            return
-        hosted.send(number)
+        # Only now: a daemon that is killed in between gives its 15 again, which is better than never.
+        hosted.is_leaving = True
+        self._roster.save(job)
 
-    async def host_store(self, job: JobId) -> str:
-        """Where other nodes reach the job's rendezvous store, which is started if there is none."""
+    async def host_store(self, job: JobId, generation: int = 0) -> str:
+        """Where other nodes reach the job's rendezvous store, which is started if there is none.
+
+        It is there for that generation and those after it: no `forget` of an earlier one ends it.
+        """
         self._folder.job(job)  # refuses odd names
         await self._forgotten(job)
-        store = self._roster.stores.get(job)
-        if store is None or not store.is_running:  # it may have outlived the keeper that it is from
-            pid, port = await self._when_kept(lambda: self._keeper.host_store(job, self._host))
-            store = self._roster.stores[job] = StoreHere(pid, began_at(pid), port)
-            self._roster.save(job)
+        self._starting_stores[job] = max(generation, self._starting_stores.get(job, 0))
+        try:
+            store = self._roster.stores.get(job)
+            if store is None or not store.is_running:  # it may have outlived the keeper that it is from
+                pid, port = await self._when_kept(lambda: self._keeper.host_store(job, self._host))
+                store = self._roster.stores[job] = StoreHere(pid, began_at(pid), port)
+        finally:
+            self._starting_stores.pop(job, None)
+        self._roster.note(job, generation)
+        self._roster.save(job)
         return f"{self._reached_at}:{store.port}"
 
-    def forget(self, job: JobId) -> None:
-        """End what is left of the job here. Its logs stay."""
+    def forget(self, job: JobId, generation: int) -> None:
+        """End what is left of the job here, up to that generation; how it ends is news. Its logs stay.
+
+        If anything is here of a later one, the job has another home by now, which still needs the store.
+        """
         for hosted in self._roster.of(job):
-            if hosted.is_alive:
-                log.info("%s is left of a job that is over, and is ended.", hosted.tag)
-                hosted.pending_signal = signal.SIGKILL
-                hosted.send(signal.SIGKILL)
+            if hosted.generation > generation:
+                continue
+            if not hosted.is_alive:
+                self._roster.remove(hosted)
+                continue
+            log.info("%s is left of a job that is over, and is ended.", hosted.tag)
+            hosted.is_forgotten = True
+            hosted.pending_signal = signal.SIGKILL
+            hosted.send(signal.SIGKILL)
             if hosted.link is not None:
                 hosted.link.close()
-        store = self._roster.stores.get(job)
-        self._roster.drop(job)
-        self._forgetting[job] = self._begin(self._forget_job(job, store))
+        if max(self._roster.newest(job), self._starting_stores.get(job, 0)) <= generation:
+            self._drop_store(job)
+        self._roster.save(job)
 
     def replicas(self, job: JobId) -> tuple[ReplicaHere, ...]:
         """Those that live here, and the last that ended."""
@@ -204,7 +223,8 @@ class Hosting:
                 for child in children.values():
                     if child.tag.startswith(f"{job}/") and child.exit_code is None:
                         send_signal(child.pid, signal.SIGKILL)
-                self.forget(job)
+                self._drop_store(job)
+                self._roster.drop(job)
                 continue
             for hosted in replicas:
                 self._recover(hosted, children.get(hosted.tag))
@@ -224,6 +244,8 @@ class Hosting:
                 hosted.begin(hosted.pid)
         else:
             self._roster.remove(hosted)  # it was about to be started: whoever wants it asks again
+        if hosted.is_forgotten and hosted.is_alive:
+            hosted.send(signal.SIGKILL)
 
     def orphan(self) -> None:
         """The keeper is gone, and with it whoever could tell how its children end."""
@@ -343,6 +365,8 @@ class Hosting:
         if hosted.link is not None:
             hosted.link.close()
         if self._roster.find(hosted.job, hosted.replica) is hosted:
+            if hosted.is_forgotten:
+                self._roster.remove(hosted)
             self._roster.save(hosted.job)
             self._tell_news(hosted)
         self._begin(self._forget(hosted.tag))
@@ -350,6 +374,12 @@ class Hosting:
     async def _forget(self, tag: str) -> None:
         with suppress(PolluxError):
             await self._keeper.forget(tag)
+
+    def _drop_store(self, job: JobId) -> None:
+        """And all else that the keeper has of the job, but for replicas that have not ended yet."""
+        store = self._roster.stores.get(job)
+        self._roster.drop_store(job)
+        self._forgetting[job] = self._begin(self._forget_job(job, store))
 
     async def _forget_job(self, job: JobId, store: StoreHere | None) -> None:
         if store is not None and store.is_running:
@@ -359,7 +389,8 @@ class Hosting:
         except PolluxError as error:
             log.warning("What is left of job %s was not ended: %s", job, error)
         finally:
-            del self._forgetting[job]
+            if self._forgetting.get(job) is asyncio.current_task():
+                del self._forgetting[job]
 
     async def _forgotten(self, job: JobId) -> None:
         """Wait until nothing is left of the job's last run: its end must not hit what begins now."""

@@ -32,7 +32,7 @@ class Replica:
     signal: int = 0
     """What it must end by: 9, 15, or 0 for nothing."""
     is_asked: bool = False
-    """15 was ordered. A second 15 would end it before it has saved."""
+    """15 was ordered."""
     hands_over: bool = False
     """It leaves, and no member has the state before it has given it away."""
     answered: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ class TellReplica:
 
 @dataclass(frozen=True, slots=True)
 class KillReplica:
-    """15: save and leave. A second one ends a replica at once, so that it is never given twice. 9: end."""
+    """15: save and leave; given again if it may be lost, and the replica's node knows whether it was. 9: end."""
 
     node: NodeId
     replica: str
@@ -46,9 +46,10 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class ForgetJob:
-    """The job is over: end what is left of it there, and drop its exit codes."""
+    """The job is over up to that generation: end what is left of it there, and drop its exit codes."""
 
     node: NodeId
+    generation: int
 
 
 Order: TypeAlias = SpawnOn | TellReplica | KillReplica | Announce | ForgetJob

@@ -36,6 +36,7 @@ class StoreHere:
 class _Saved:
     replicas: tuple[Record, ...]
     store: StoreHere | None = None
+    newest: int = 0
 
 
 class Roster:
@@ -45,6 +46,7 @@ class Roster:
         self._folder = folder
         self._jobs: dict[JobId, dict[str, Hosted]] = {}
         self.stores: dict[JobId, StoreHere] = {}
+        self._newest: dict[JobId, int] = {}
 
     def load(self, job: JobId) -> list[Hosted]:
         """What the daemon before knew. `InvalidDocument` if the file is damaged."""
@@ -54,6 +56,7 @@ class Roster:
             return []
         if saved.store is not None:
             self.stores[job] = saved.store
+        self.note(job, max([saved.newest, *(one.generation for one in saved.replicas)]))
         for one in saved.replicas:
             hosted = Hosted(
                 job,
@@ -67,6 +70,7 @@ class Roster:
                 one.began,
                 one.has_spoken,
                 is_leaving=one.is_leaving,
+                is_forgotten=one.is_forgotten,
             )
             if one.exit_code is not None:
                 hosted.note_end(one.exit_code)
@@ -74,9 +78,23 @@ class Roster:
         return self.of(job)
 
     def save(self, job: JobId) -> None:
-        # Not durable: if the machine goes down, so do the replicas.
-        saved = _Saved(tuple(hosted.record for hosted in self.of(job)), self.stores.get(job))
-        write(self._folder.replicas_file(job), to_json(saved))
+        """What is here goes on also if that cannot be written."""
+        path = self._folder.replicas_file(job)
+        saved = _Saved(tuple(hosted.record for hosted in self.of(job)), self.stores.get(job), self.newest(job))
+        try:
+            if saved.replicas or saved.store is not None:
+                write(path, to_json(saved))  # not durable: if the machine goes down, so do the replicas
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("What job %s has here cannot be saved, and the next daemon may not find it: %s", job, error)
+
+    def newest(self, job: JobId) -> int:
+        """The highest generation of the job that anything was started for here, since it was last forgotten."""
+        return self._newest.get(job, 0)
+
+    def note(self, job: JobId, generation: int) -> None:
+        self._newest[job] = max(generation, self.newest(job))
 
     def add(self, hosted: Hosted) -> None:
         here = self._jobs.setdefault(hosted.job, {})
@@ -85,13 +103,21 @@ class Roster:
             del here[old]
 
     def remove(self, hosted: Hosted) -> None:
-        del self._jobs[hosted.job][hosted.replica]
+        here = self._jobs[hosted.job]
+        del here[hosted.replica]
+        if not here:
+            del self._jobs[hosted.job]
+
+    def drop_store(self, job: JobId) -> None:
+        """Nothing new is to come: what is still listed are replicas that end."""
+        self.stores.pop(job, None)
+        self._newest.pop(job, None)
 
     def drop(self, job: JobId) -> None:
         """Forget the job, on disk as well."""
-        self._folder.replicas_file(job).unlink(missing_ok=True)
         self._jobs.pop(job, None)
-        self.stores.pop(job, None)
+        self.drop_store(job)
+        self.save(job)
 
     def of(self, job: JobId) -> list[Hosted]:
         return list(self._jobs.get(job, {}).values())
@@ -104,7 +130,7 @@ class Roster:
 
     def free_slots(self, num_slots: int) -> Iterator[int]:
         """The lowest ones first; beyond the last slot if need be, for whoever gives out GPUs knows better."""
-        taken = {slot for hosted in self.alive() for slot in hosted.slots}
+        taken = {slot for hosted in self.alive() if not hosted.is_forgotten for slot in hosted.slots}
         for slot in (slot for slot in count() if slot not in taken):
             if slot >= num_slots:
                 log.warning("All %d slots of this node are taken; a replica gets number %d.", num_slots, slot)

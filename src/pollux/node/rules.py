@@ -6,6 +6,7 @@ own. They are followed until none applies; what is then decided is turned into o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from pollux.node.members import Failure, NextGeneration, Replica, SavedRun, Targ
 from pollux.node.orders import Announce, Order
 from pollux.wire.nodes import Seat
 from pollux.wire.replicas import ReplicaPhase
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,10 @@ class Rules:
             else:
                 self.abandon("the job has finished")
             return True
+        for member in run.members:
+            if member.is_asked and member.ended_badly:
+                why = "it was told to save and leave, and ended without saving"
+                log.warning("Job %s: %s: %s.", run.job, member.obituary(), why)
         if run.stopped_as:
             self._end(JobStopped(run.job, run.stopped_as))
         elif run.target is None and run.failure is not None and not any(r.left_as_asked for r in run.leavers):

@@ -179,6 +179,11 @@ class JobRun:
         return frozenset(self._run.used)
 
     @property
+    def issued_generation(self) -> int:
+        """The highest that was asked for."""
+        return self._run.issued
+
+    @property
     def is_over(self) -> bool:
         """Nothing is left of it, and that was announced. Late stops and nodes still get their answers from it."""
         return self._run.is_over

@@ -231,8 +231,8 @@ class Server:
                 self._hosting.tell(job, replica, instruction)
             case Kill(job, replica, number):
                 self._hosting.kill(job, replica, number)
-            case Forget(job):
-                self._hosting.forget(job)
+            case Forget(job, generation):
+                self._hosting.forget(job, generation)
         return Done()
 
 

@@ -20,6 +20,8 @@ from pollux.wire.api import Fault
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 1 << 20
+MAX_DRAINED_BYTES = 16 << 20
+"""A body of unknown length is read on so far, and thrown away: who still sends does not hear an answer."""
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _BOOLS = {"true": True, "false": False}
 
@@ -121,11 +123,14 @@ async def _body(request: Request) -> bytes:
     try:
         async for part in request.stream():
             size += len(part)
-            if size > MAX_BODY_BYTES:
+            if size <= MAX_BODY_BYTES:
+                parts.append(part)
+            elif size > MAX_DRAINED_BYTES:
                 raise too_large
-            parts.append(part)
     except ClientDisconnect:
         raise Refused(400, "The connection ended before the body did.") from None
+    if size > MAX_BODY_BYTES:
+        raise too_large
     return b"".join(parts)
 
 

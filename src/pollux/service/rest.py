@@ -121,7 +121,7 @@ class Answers:
     async def submit_job(self, asked: Asked) -> Response:
         request = jobspec.parse(await requests.document(asked.request))
         if asked.query["dry_run"]:
-            self._service.check(request)
+            request = self._service.check(request)
             view = views.job_view(Job(request.spec(NO_ID, ""), time.time()), None, time.time())
             return json_answer(dataclasses.replace(view, id=JobId("")))
         job = self._service.submit(request)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from pollux.core import (
@@ -19,7 +20,6 @@ from pollux.core import (
     Event,
     Job,
     JobCancelled,
-    JobFailed,
     JobId,
     JobPaused,
     JobRescaled,
@@ -50,7 +50,7 @@ from pollux.service.store import SqliteLog
 from pollux.service.world import World
 from pollux.wire.api import LogFile
 from pollux.wire.entries import Entry
-from pollux.wire.jobspec import JobRequest
+from pollux.wire.jobspec import JobRequest, check_files, uses_pollux
 from pollux.wire.jobspec.launch import launch_of
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Launch, ListLogs, LogPart, LogsHere, ReadLog
@@ -84,6 +84,8 @@ class Service:
             store,
             SchedulerOptions(seed=options.seed, retry_pause_s=options.retry_pause_s, abandoned_starts_fail=True),
         )
+        self._time_s = self.scheduler.state.time_s
+        self._looked_s = time.monotonic()
         self._place = place
         self._world = World(
             provider,
@@ -150,7 +152,10 @@ class Service:
         log.info("Ready: %d GPUs on %d nodes.", state.cluster.num_gpus, len(state.cluster.nodes))
         while True:
             await self._rounds.due()
-            await self._plan()
+            try:
+                await self._plan()
+            except PolluxError as error:  # a full disk, a locked database: the next round may do
+                log.error("A round came to nothing: %s", error)
 
     async def _plan(self) -> None:
         state = self.scheduler.state
@@ -171,8 +176,11 @@ class Service:
     async def _prune(self) -> None:
         while True:
             await asyncio.sleep(PRUNE_EVERY_S)
-            self.scheduler.save()
-            self.log.prune(time.time() - 86400 * self.options.keep_days)
+            try:
+                self.scheduler.save()
+                self.log.prune(self._now_s() - 86400 * self.options.keep_days)
+            except PolluxError as error:
+                log.error("The log was not cut: %s", error)
 
     async def _stop_jobs(self) -> None:
         until_s = time.monotonic() + self.options.stop_timeout_s
@@ -185,14 +193,21 @@ class Service:
 
     # Requests
 
-    def check(self, request: JobRequest) -> None:
-        """`InvalidJob` if the cluster could never run it."""
-        faults = hopeless(self._spec(request, JobId("job")), self._world.nodes)
+    def check(self, request: JobRequest) -> JobRequest:
+        """As it would be run; `InvalidJob` if that can never be.
+
+        A script that does not use pollux.torch would never say that it is ready: it is taken for a plain command.
+        """
+        faults = check_files(request)
+        if not faults and request.script is not None and not uses_pollux(Path(request.script)):
+            request = request.with_gpus()
+        faults += hopeless(self._spec(request, JobId("job")), self._world.nodes)
         if faults:
             raise InvalidJob(faults)
+        return request
 
     def submit(self, request: JobRequest) -> Job:
-        self.check(request)
+        request = self.check(request)
         state = self.scheduler.state
         number = len(state.jobs) + len(state.ended) + 1
         spec = self._spec(request, JobId(f"{request.name}-{number}"))
@@ -226,6 +241,8 @@ class Service:
 
     def undrain(self, node: NodeId) -> None:
         found = self._known_node(node)
+        if not self._world.is_there(node):
+            raise Permanent(f"Node {node} is away: it takes jobs again when its daemon answers.")
         self._hear(NodeJoined(found, cause="api"), None)
 
     def _request(self, job_id: JobId, event: Event) -> Job:
@@ -258,7 +275,7 @@ class Service:
 
     def waits_for(self, job: Job) -> str:
         """Why it does not run; empty if it does."""
-        return waits_for(job, self.scheduler.state, time.time(), self.is_recovering)
+        return waits_for(job, self.scheduler.state, self._now_s(), self.is_recovering)
 
     def node_state(self, node: NodeId) -> str:
         if not self._world.is_there(node):
@@ -309,7 +326,7 @@ class Service:
         if not is_news(self.scheduler.state, event):
             log.info("heard again %s", type(event).__name__, extra=_told(event, origin))
             return
-        actions = self.scheduler.handle(event, time.time())
+        actions = self.scheduler.handle(event, self._now_s())
         log.info("heard %s", type(event).__name__, extra=_told(event, origin))
         for action in actions:
             if isinstance(action, MakePlan):
@@ -326,7 +343,7 @@ class Service:
         job = self.scheduler.state.job(job_id) if job_id else None
         if job is not None and job.phase.is_terminal and job_id in self._reports:
             self.log.put(f"report/{job_id}", dumps(self._reports[job_id]))
-        if isinstance(event, JobFailed) and job is not None and job.retry_at_s is not None:
+        if job is not None and job.phase is Phase.PENDING and job.retry_at_s is not None:
             self._rounds.hurry(max(0.0, job.retry_at_s - self.scheduler.state.time_s))
         self._since_saved += 1
         if self._since_saved >= self.options.save_every:
@@ -350,7 +367,7 @@ class Service:
         for notice in report.notices:
             if notice not in seen:
                 seen.append(notice)
-                self.log.note(time.time(), notice, report.job)
+                self.log.note(self._now_s(), notice, report.job)
                 self._ring()
 
     def _tell_reports(self) -> None:
@@ -368,6 +385,13 @@ class Service:
         bell.set()
 
     # Inside
+
+    def _now_s(self) -> float:
+        """Seconds since 1970. Goes on at its pace where the clock was set back, lest retries wait for hours."""
+        looked_s = time.monotonic()
+        self._time_s = max(time.time(), self._time_s + looked_s - self._looked_s)
+        self._looked_s = looked_s
+        return self._time_s
 
     def _launch(self, spec: JobSpec) -> Launch:
         return launch_of(spec, fixed_batch=not self.policy.adapts_batch)

@@ -77,8 +77,13 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
         url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
         place.write_service_file(ServiceFile(os.getpid(), url, __version__, time.time()))
         log.info("Pollux %s listens at %s, pid %d.", __version__, url, os.getpid())
+        running = asyncio.create_task(service.run())
         try:
-            await service.run()
+            await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                log.error("The REST API has ended by itself, and with it the service. Jobs train on.")
+                service.end(stop_jobs=False)
+            await running
         finally:
             server.should_exit = True
             await asyncio.wait([serving], timeout=5.0)

@@ -60,6 +60,8 @@ from pollux.wire.nodes import (
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 1.0
+
 
 class Facts(Protocol):
     """Small things that a service must know after it was killed."""
@@ -94,6 +96,8 @@ class World:
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
         self._arrived = asyncio.Event()
         self._is_ending = False
+        self._orphans: dict[NodeId, dict[JobId, int]] = {}
+        """What is left on nodes of jobs whose home was lost, up to which generation."""
 
     async def start(self, timeout_s: float) -> None:
         """Bring the nodes, and return when all of them were heard, or late."""
@@ -131,7 +135,7 @@ class World:
         for node, one in provided.items():
             if node in self._links:
                 self._links[node].address = one.address
-                if self._links[node].is_there:
+                if self._links[node].is_there and self._provider.reached_at(node):
                     self._join(one.node)
             else:
                 self._links[node] = DaemonLink(node, one.address, self._token, callbacks)
@@ -233,8 +237,9 @@ class World:
         if grace := self._graces.pop(node, None):
             grace.cancel()
         provided = next((one.node for one in self._provider.nodes() if one.node.id == node), None)
-        if provided is not None:
-            self._join(provided)
+        if provided is not None and self._provider.reached_at(node):
+            self._join(provided)  # else when the provider knows where others reach it
+        self._clear_orphans(node)
         self._compare(node, runs)
         for action in self._scheduler.outstanding():
             if not isinstance(action, MakePlan) and self._is_home(node, action.job):
@@ -271,15 +276,22 @@ class World:
     def _expect(self, node: NodeId) -> None:
         """Give the node some time to come back."""
         loop = asyncio.get_running_loop()
-        self._graces[node] = loop.call_later(self._grace_s, self._lose, node)
+        self._graces[node] = loop.call_later(self._grace_s, self._stop_waiting_for, node)
+
+    def _stop_waiting_for(self, node: NodeId) -> None:
+        try:
+            self._lose(node)
+        except PolluxError as error:  # of the log
+            log.error("The loss of node %s cannot be taken in: %s", node, error)
+            self._expect(node)
 
     def _lose(self, node: NodeId) -> None:
         if grace := self._graces.pop(node, None):
             grace.cancel()
-        if node not in self._scheduler.state.cluster:
-            return
-        log.error("Node %s is lost.", node)
-        self._hear(NodeLost(node), None)
+        if node in self._scheduler.state.cluster:
+            log.error("Node %s is lost.", node)
+            self._hear(NodeLost(node), None)
+        # Also if a service before us was killed right after it had heard of the loss.
         for job in list(self._scheduler.state.jobs.values()):
             if job.phase.holds_gpus and self._is_home(node, job.id):
                 self._end_orphans(job, node)
@@ -287,15 +299,24 @@ class World:
     def _end_orphans(self, job: Job, home: NodeId) -> None:
         """Replicas whose home is lost have nobody who decides for them: the job goes on from its checkpoint."""
         for node in job.occupied.gpus:
-            if node in self._links:
-                self._links[node].send(Forget(job.id))
+            self._orphans.setdefault(node, {})[job.id] = job.issued_generation
+            self._clear_orphans(node)
         self._hear(JobStopped(job.id, job.generation, cause=f"its home, node {home}, is lost"), None)
 
+    def _clear_orphans(self, node: NodeId) -> None:
+        """Have a node end what is left of jobs whose home was lost, once it is in reach."""
+        if self.is_there(node):
+            for job, generation in self._orphans.pop(node, {}).items():
+                self._links[node].send(Forget(job, generation))
+
     def _stop_homeless(self) -> None:
-        """Jobs that hold GPUs of which nobody knows where they run: the log is older than the facts."""
+        """Jobs that hold GPUs although nobody is left who could know of them."""
         for job in list(self._scheduler.state.jobs.values()):
-            if job.phase.holds_gpus and self._home_and_generation(job.id) is None:
+            found = self._home_and_generation(job.id)
+            if job.phase.holds_gpus and found is None:
                 self._hear(JobStopped(job.id, job.generation, cause="nobody knows where it runs"), None)
+            elif job.phase.holds_gpus and found is not None and found[0] not in self._links:
+                self._end_orphans(job, found[0])
 
     def _news(self, node: NodeId, news: NodeNews) -> None:
         match news:
@@ -321,8 +342,15 @@ class World:
             case StopRun() if isinstance(error, StaleGeneration):
                 self._links[node].send(replace(request, generation=error.current))
 
-    def _later(self, event: Event) -> None:
-        asyncio.get_running_loop().call_soon(self._hear, event, None)
+    def _later(self, event: Event, pause_s: float = 0.0) -> None:
+        def tell() -> None:
+            try:
+                self._hear(event, None)
+            except PolluxError as error:  # of the log
+                log.error("%s cannot be taken in: %s", type(event).__name__, error)
+                self._later(event, RETRY_S)
+
+        asyncio.get_running_loop().call_later(pause_s, tell)
 
     def _job(self, job: JobId) -> Job:
         found = self._scheduler.state.job(job)

@@ -209,10 +209,11 @@ class StoreAt:
 
 @register
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """The job is over: end its store and whatever is left of it here, drop exit codes. Logs stay."""
+class Forget(OfGeneration):
+    """The job is over up to that generation: end its store and whatever is left of it here, drop exit codes. Logs stay.
 
-    job: JobId
+    What a later home of the job has started here goes on, and so does its store.
+    """
 
 
 @register

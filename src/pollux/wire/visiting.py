@@ -98,7 +98,10 @@ class Visitor(abc.ABC):
                 self.is_there = False
                 while not self._requests.empty():
                     self._requests.get_nowait()
-                self.left()
+                try:
+                    self.left()
+                except Exception:
+                    log.exception("%s: a bug in what follows from its loss.", self._what)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
