@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,8 +35,8 @@ def leaver(folder: Path | None) -> Job:
 
 
 @pytest.fixture(name="folder")
-def a_folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "checkpoints"
+def a_folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
 
 
 def exit_code(job: Job, *, has_state_to_save: bool) -> object:

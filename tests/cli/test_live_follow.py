@@ -3,19 +3,21 @@
 import io
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from tests.cli.live_cluster import LiveFake, serving, short_folder
 from typer.testing import CliRunner
 
-from pollux.cli import finding, follow, following, job_output, top
+from pollux.cli import finding, follow, following, job_output, output, top
 from pollux.cli import submit as cli_submit
 from pollux.cli.main import app
-from pollux.core import JobFailed, JobFinished, JobId
+from pollux.core import JobFailed, JobFinished, JobId, Progress
 from pollux.errors import InvalidJob, Temporary
 from pollux.service.place import ClusterFolder
 from pollux.wire.api import Fault
+from pollux.wire.entries import BatchSetting, LearningRateChanged, RunState
 from pollux.wire.service_client import ServiceClient
 
 runner = CliRunner()
@@ -120,6 +122,28 @@ class TestLogs:
         at_look(running, {3: leave, 6: end})
         assert run("logs", "-f", JOB).stdout == "epoch 1\nepoch 2\nepoch 3\nepoch 4\n"
 
+    def test_another_try_shows_its_lines_though_they_are_the_same(self, running):
+        running.prints("n0", "1-1", "loading\nepoch 1\n")
+
+        def fail():
+            running.prints("n0", "1-1", "", is_running=False)
+
+        def try_again():
+            running.prints("n0", "2-2", "loading\nepoch 1\nepoch 2\n")
+
+        def end():
+            running.prints("n0", "2-2", "", is_running=False)
+            running.hear(JobFinished(JOB, 1))
+
+        at_look(running, {3: fail, 4: try_again, 6: end})
+        story = "loading\nepoch 1\nloading\nepoch 1\nepoch 2\n"
+        assert run("logs", "-f", JOB).stdout == story
+
+    def test_tries_that_all_have_ended_are_shown_one_after_the_other(self, running):
+        running.prints("n0", "1-1", "loading\n", is_running=False, at_s=10.0)
+        running.prints("n0", "2-1", "loading\n", is_running=False, at_s=20.0)
+        assert run("logs", JOB).stdout == "loading\nloading\n"
+
     def test_what_another_replica_printed_long_ago_is_left_out(self, running, monkeypatch):
         monkeypatch.setattr(job_output, "OVERLAP_S", 0.0)
         running.prints("n0", "1-1", "mine 1\n")
@@ -178,16 +202,44 @@ class TestLogs:
 class TestEvents:
     def test_the_last_ones_of_all_or_of_one_job(self, running):
         running.add("second")
-        assert len(run("events").stdout.splitlines()) == len(running.log.stored)
+        assert len(run("events", "--all").stdout.splitlines()) == len(running.log.stored)
         assert len(run("events", "--limit", "2").stdout.splitlines()) == 2
         text = run("events", "second", "--limit", "0").stdout
         assert "JobSubmitted" in text
         assert JOB not in text
 
     def test_json_has_all_details_but_secrets(self, running):
-        lines = run("events", "--json", "--limit", "0").stdout.splitlines()
+        lines = run("events", "--json", "--all", "--limit", "0").stdout.splitlines()
         assert [json.loads(line)["sequence"] for line in lines] == list(range(1, len(lines) + 1))
         assert "hidden" not in "".join(lines)
+
+    def test_what_changes_nothing_is_left_out(self, running):
+        running.place(**{JOB: {"n0": 1}})  # as before
+        running.place(**{JOB: {"n1": 2}})
+        text = run("events").stdout
+        assert text.count("PlanMade") == 2
+        assert "RoundDue" not in text
+        assert "RoundDue" in run("events", "--all").stdout
+        assert run("events", "--json").stdout.count("PlanMade") == 2
+
+    def test_small_steps_of_a_learning_rate_add_up(self, running):
+        def moved(before, after):
+            state = RunState(1, Progress(1.0, 2.0), 1, BatchSetting(8, 8), (after,), 0, 0)
+            running.log.note(1.0, LearningRateChanged(1.0, state, (before,)), JOB)
+
+        for step in range(6):
+            moved(1.0 + 0.04 * step, 1.04 + 0.04 * step)
+        text = run("events", JOB).stdout
+        assert [line.split("→")[1].split()[1] for line in text.splitlines() if "LearningRate" in line] == [
+            "1.12",
+            "1.24",
+        ]
+
+    def test_the_last_so_many_are_looked_for_behind_what_is_left_out(self, running, monkeypatch):
+        monkeypatch.setattr(follow, "MAX_LAST", 4)
+        for _ in range(20):
+            running.place(**{JOB: {"n0": 1}})
+        assert "JobSubmitted" in run("events", "--limit", "3").stdout
 
     def test_following_goes_on_until_it_is_interrupted(self, running, monkeypatch):
         pages = []
@@ -198,7 +250,7 @@ class TestEvents:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(follow, "_print", stop)
-        run("events", "-f", "--limit", "1000", code=130)
+        run("events", "-f", "--all", "--limit", "1000", code=130)
 
 
 class TestTop:
@@ -234,7 +286,26 @@ class TestTop:
         Console(file=target, width=width, force_terminal=True, color_system=None).print(top.screen(look, width))
         lines = target.getvalue().splitlines()
         assert max(map(len, lines)) <= width
+        assert "j-1" in target.getvalue()
+        assert "running" in target.getvalue()
         assert "out of reach: n1" in " ".join(target.getvalue().split())
+
+    @pytest.mark.parametrize("width", [80, 100, 200])
+    def test_what_is_shown_is_shown_whole(self, running, width, monkeypatch):
+        with finding.find() as client:
+            look = top.RecentJobs().look(client)
+        job = replace(
+            look.jobs[0], id=JobId("language_model_adaptive-12"), progress=0.13, batch_size=1024, eta_s=7500.0
+        )
+        target = io.StringIO()
+        console = Console(file=target, width=width, force_terminal=True, color_system=None)
+        monkeypatch.setattr(output, "console", console)
+        console.print(top.screen(top.Look(look.cluster, (job,)), width))
+        text = target.getvalue()
+        for word in ("language_model_adaptive-12", "running", "13 %", "1024", "2 h 5 min"):
+            assert word in text
+        assert ("━━──────────" in text) == (width > 100)
+        assert "…" not in text
 
 
 class TestSubmit:
@@ -303,6 +374,33 @@ class TestRun:
         assert "waits: free GPUs" in result.stderr
         assert "trains on 2 GPUs (n0×2)" in result.stderr
         assert "succeeded after" in result.stderr
+
+    def test_a_failure_is_told_after_its_output_and_before_the_next_try(self, service, script, monkeypatch):
+        said = []
+        monkeypatch.setattr(following, "as_text", lambda file, is_main, text: said.append(text))
+        monkeypatch.setattr(following.Follower, "_say", lambda follower, what: said.append(what))
+
+        def fail():
+            service.place(**{JOB: {"n0": 1}})
+            service.prints("n0", "1-1", "last words\n", is_running=False)
+            service.hear(JobFailed(JOB, 1, "it broke", 7))
+
+        at_look(service, {2: fail, 6: lambda: service.cancel(JOB)})
+        monkeypatch.setattr(service, "waits_for", lambda job: "its next try" if job.num_failures else "free GPUs")
+        run("run", "python", "train.py", code=3)
+        assert said[:2] == ["waits: free GPUs", "last words\n"]
+        assert said[2].startswith("failed with exit code 7")
+        assert said[3:] == ["waits: its next try"]
+
+    def test_a_plain_command_runs(self, service, script):
+        def end():
+            service.place(**{JOB: {"n0": 1}})
+
+        def finish():
+            service.hear(JobFinished(JOB, 1))
+
+        at_look(service, {2: end, 4: finish})
+        assert "runs on 1 GPU (n0×1)" in run("run", "python", "plain.py").stderr
 
     def test_it_ends_as_the_job_does(self, service, script):
         def end():

@@ -1,15 +1,20 @@
 """The commands for jobs and nodes, against the REST API of a fake service."""
 
+import fcntl
 import json
 import threading
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from tests.cli.live_cluster import LiveFake, serving, short_folder
 from typer.testing import CliRunner
 
 from pollux.cli import jobs as cli_jobs
+from pollux.cli.columns import fitted
+from pollux.cli.finding import find
 from pollux.cli.main import app
-from pollux.core import JobFailed, JobFinished, JobId
+from pollux.core import JobFailed, JobFinished, JobId, Phase
 from pollux.service.place import ClusterFolder, ServiceFile
 
 runner = CliRunner()
@@ -34,6 +39,24 @@ def run(*arguments, code=0):
     result = runner.invoke(app, list(arguments))
     assert result.exit_code == code, (result.stdout, result.stderr)
     return result
+
+
+@contextmanager
+def daemon_of(folder, node):
+    """As if a daemon ran there."""
+    lock = folder.nodes / node / "lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def service_view(service):
+    service.add()
+    with find() as client:
+        view = client.jobs().jobs[0]
+    why = "replica 1-1 on node n0 ended with exit code 1" * 3
+    return replace(view, id=JobId("language_model_adaptive-12"), phase=Phase.SUCCEEDED, exit_reason=why)
 
 
 class TestFinding:
@@ -66,6 +89,22 @@ class TestFinding:
         result = run("ps", code=1)
         assert "POLLUX_TOKEN_FILE" in result.stderr
         assert "another-token" not in result.stderr
+        assert "Authorization" not in result.stderr, "that is for other programs"
+
+    def test_an_address_where_nobody_is_and_a_missing_token_say_what_to_do(self, home, monkeypatch):
+        monkeypatch.setenv("POLLUX_URL", "http://127.0.0.1:9")
+        monkeypatch.setenv("POLLUX_TOKEN_FILE", str(home / "token"))
+        assert "Copy the file token" in run("ps", code=1).stderr
+        (home / "token").write_text("a-token")
+        assert "See that POLLUX_URL is right" in run("ps", code=1).stderr
+
+    def test_a_service_that_left_its_jobs_is_told_apart_from_none(self, home):
+        folder = ClusterFolder()
+        folder.make()
+        with daemon_of(folder, "n0"):
+            told = run("ps", code=1).stderr
+            assert "has ended; its daemons and jobs go on: pollux up finds them, pollux down ends them" in told
+        assert "No cluster runs" in run("ps", code=1).stderr
 
     def test_a_token_that_cannot_be_read_is_told(self, service, home):
         (home / "cluster" / "token").rename(home / "cluster" / "gone")
@@ -107,6 +146,27 @@ class TestShowing:
         assert result.stdout == ""
         assert "No jobs" in result.stderr
 
+    def test_ps_has_one_line_a_job_and_names_only_where_they_tell_something(self, service):
+        service.add(retries=0)
+        service.place(**{"j-1": {"n0": 1}})
+        quote = "Last lines of /nodes/n0/1-1.log: Traceback (most recent call last): | File x | KeyError: 'k'"
+        service.hear(JobFailed(JobId("j-1"), 1, f"replica 1-1 on node n0 ended with exit code 1. {quote}", 1))
+        text = run("ps", "-a").stdout
+        assert "exit code 1: KeyError: 'k'" in text
+        assert "Traceback" not in text
+        assert "name" not in text
+        assert len(text.splitlines()) == 5, "a head, a line, a frame"
+        service.add("second")
+        assert "name" in run("ps", "-a").stdout
+
+    @pytest.mark.parametrize("width", [60, 80, 120, 200])
+    def test_ps_breaks_no_ids_in_a_narrow_terminal(self, service, width):
+        view = service_view(service)
+        columns, rows = fitted(cli_jobs._columns([view], 1.0), [view], width - 1, 3)
+        assert sum(max(len(cell.plain), len(column.title)) + 3 for column, cell in zip(columns, rows[0])) < width
+        assert [cell.plain for cell in rows[0]][:2] == ["language_model_adaptive-12", "succeeded"]
+        assert [column.title for column in columns][-1] == "why"
+
     def test_describe_tells_all_but_secrets(self, service):
         service.add("first", max_gpus=4)
         service.place(**{"j-1": {"n0": 2}})
@@ -120,7 +180,9 @@ class TestShowing:
 
     def test_describe_of_an_unknown_job_is_wrong_input(self, service):
         service.add("first")
-        assert "j-7" in run("describe", "j-7", code=2).stderr
+        result = run("describe", "j-7", code=2)
+        assert "j-7" in result.stderr
+        assert "pollux ps -a" in result.stderr
 
     def test_nodes_show_who_is_there(self, service):
         service.add()
@@ -155,7 +217,10 @@ class TestOrders:
         assert json.loads(run("scale", "a", "--max", "0", "--json").stdout)["max_gpus"] is None
         assert run("scale", "a", "--min", "1").stdout == "j-1 (a): 1 GPU or more\n"
         assert "--max" in run("scale", "a", code=2).stderr
-        assert "more than the 1" in run("scale", "a", "--min", "2", "--max", "1", code=2).stderr
+        assert "more than --max 1. Give --max 2" in run("scale", "a", "--min", "2", "--max", "1", code=2).stderr
+        run("scale", "a", "--min", "2", "--max", "3")
+        assert "Give --max, too" in run("scale", "a", "--min", "4", code=2).stderr
+        assert "Give a smaller --min, too" in run("scale", "a", "--max", "1", code=2).stderr
 
 
 class TestWaiting:

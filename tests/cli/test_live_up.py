@@ -1,5 +1,6 @@
 """`pollux up` and `pollux down`: what a person sees when things go right and wrong. The service is a stub."""
 
+import fcntl
 import json
 import os
 import signal
@@ -86,7 +87,10 @@ class TestUp:
         assert json.loads(run("down", "--json").stdout) == {"outcome": "ended"}
 
     def test_another_folder_is_named_in_what_to_do_next(self, stub, home):
-        assert f"pollux top --dir {home}/b" in run("up", "--port", "0", "--dir", f"{home}/b").stdout
+        text = run("up", "--port", "0", "--dir", f"{home}/b").stdout
+        assert f"pollux top --dir {home}/b" in text
+        told = text.partition("Next:\n")[2].splitlines()
+        assert len({len(line) - len(line.rpartition("  ")[2]) for line in told}) == 1, "they stand in columns"
         run("down", "--dir", f"{home}/b")
 
     def test_a_service_that_dies_shows_its_last_words(self, monkeypatch):
@@ -127,6 +131,20 @@ class TestUp:
     def test_a_folder_that_cannot_be_made_is_told(self, home):
         (home / "file").touch()
         assert "POLLUX_HOME" in run("up", "--dir", f"{home}/file/cluster", code=2).stderr
+
+    def test_a_folder_with_too_long_a_path_is_told(self, home):
+        told = run("up", "--dir", f"{home}/{'x' * 90}", code=2).stderr
+        assert told.startswith("error: --dir = ")
+        assert "longer than 84 bytes" in told
+
+    def test_far_more_slots_than_cores_are_noted(self, stub):
+        assert "1000 CPU slots share" in run("up", "--slots", "1000", "--port", "0").stderr
+        run("down")
+
+    def test_what_is_awaited_is_told_after_a_while(self, stub, monkeypatch):
+        monkeypatch.setattr(up, "FIRST_WORD_S", 0.0)
+        assert "Waiting for the service" in run("up", "--port", "0").stderr
+        run("down")
 
     def test_a_missing_driver_is_told(self, stub, monkeypatch):
         report = devices.DeviceReport([], "There is a GPU, but no driver.")
@@ -188,6 +206,27 @@ class TestDown:
             result = run("down", "--timeout", "1", code=1)
         assert "has not ended after 1 s" in result.stderr
         assert service.ended_with == [True]
+
+    def test_who_is_awaited_is_told_after_a_while(self, monkeypatch):
+        monkeypatch.setattr(cli_down, "FIRST_WORD_S", 0.0)
+        service = LiveFake()
+        service.add()
+        service.place(**{"j-1": {"n0": 1}})
+        with serving(service, ClusterFolder()):
+            result = run("down", "--timeout", "1", code=1)
+        assert result.stderr.count("Waiting for j-1 to save and stop.") == 1
+
+    def test_daemons_without_a_service_are_told_and_ended(self, home, monkeypatch):
+        folder = ClusterFolder()
+        folder.make()
+        lock = folder.nodes / "n0" / "lock"
+        lock.parent.mkdir(parents=True)
+        with lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            again = run("down", "--leave-jobs").stdout
+            assert again.startswith("The service has ended already; its daemons and jobs go on: pollux up finds them")
+            monkeypatch.setattr(cli_down, "_end_daemons", lambda folder, left: None)
+            assert "The service has ended before; what it left on 1 node is ended" in run("down").stderr
 
     def test_one_that_does_not_answer_is_told_how_to_kill(self):
         folder = ClusterFolder()

@@ -11,7 +11,7 @@ from tests.elastic.trial import PATIENCE_S, Trial, on, until
 
 from pollux.agent.checkpoint import Checkpoints
 from pollux.agent.journal import read_journal
-from pollux.core import JobStopped, StopReason
+from pollux.core import JobFinished, JobStopped, StopReason
 from pollux.wire.entries import CheckpointSaved, TrainingStopped
 
 SCRIPT = Path(__file__).with_name("fault_points.py")
@@ -28,6 +28,18 @@ def await_pause(made: Trial, point: str) -> None:
 
 def daemons_say(made: Trial, text: str) -> bool:
     return any(text in path.read_text() for path in made.cluster.folder.glob("n*/node.log"))
+
+
+def go_on_to_the_end(made: Trial, replicas: int, passes: int) -> None:
+    """From the checkpoint; each sample is used once in each pass, and counted once in the averages."""
+    made.tell("hurry").start(replicas, waits=False)
+    event = made.cluster.wait_end(made.job, made.generation, PATIENCE_S)
+    assert isinstance(event, JobFinished), f"{event}\n{made.logs()}"
+    results = made.results()
+    assert len(results) == replicas
+    for result in results.values():
+        assert result["samples"] == passes * SAMPLES
+        assert {round(count, 6) for count in result["uses"]} == {passes}
 
 
 def test_a_job_that_is_stopped_while_it_writes_its_last_checkpoint_has_it(trial: Trials) -> None:
@@ -47,10 +59,7 @@ def test_a_job_that_is_stopped_while_it_writes_its_last_checkpoint_has_it(trial:
     assert loaded is not None
     assert loaded.facts["finished"]
 
-    made.start(1, waits=False)
-    [result] = made.finish().values()
-    assert result["samples"] == 2 * SAMPLES
-    assert {round(count, 6) for count in result["uses"]} == {2}
+    go_on_to_the_end(made, 1, passes=2)
 
 
 def test_the_last_one_that_has_the_state_saves_it_although_it_was_not_the_first(trial: Trials) -> None:
@@ -70,7 +79,12 @@ def test_the_last_one_that_has_the_state_saves_it_although_it_was_not_the_first(
     assert isinstance(saved, CheckpointSaved)
     assert isinstance(stopped, TrainingStopped)
 
-    made.tell("hurry").start(2, waits=False)
-    for result in made.finish().values():
-        assert result["samples"] == 3 * SAMPLES
-        assert {round(count, 6) for count in result["uses"]} == {3}
+    go_on_to_the_end(made, 2, passes=3)
+
+
+def test_when_the_one_that_writes_the_last_checkpoint_is_killed_the_next_one_writes_it(trial: Trials) -> None:
+    made = begin(trial, "write:1-1:1", "--passes", 2)
+    assert list(made.finish()) == ["1-2"]
+    loaded = Checkpoints(made.checkpoints).load_latest()
+    assert loaded is not None
+    assert loaded.facts["finished"]

@@ -954,12 +954,12 @@ def test_a_recovered_home_learns_what_ended_while_it_was_away(pair: Home) -> Non
     assert pair.told() == {"1-1": join(1, 1, 0, 1, 1, is_repair=True)}
 
 
-def test_a_recovered_home_does_not_ask_twice_to_save_but_kills_twice(pair: Home) -> None:
+def test_a_recovered_home_gives_the_newest_signal_again(pair: Home) -> None:
     pair.stop(1)
     pair.taken()
     pair.recover()
     pair.do(pair.run.node_back, "a", [pair.last["1-1"]])
-    assert pair.taken() == []
+    assert pair.killed() == [("1-1", 15)]
     pair.stop(1, StopReason.CANCELLED)
     pair.recover()
     pair.taken()

@@ -1,7 +1,6 @@
 """The folder of a cluster: who may read it, who may run in it, and what it says of both."""
 
 import json
-import os
 import shutil
 import stat
 import tempfile
@@ -53,14 +52,9 @@ def test_a_folder_that_cannot_be_made_names_what_to_set(folder):
     assert caught.value.field == "--dir"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_read_only_is_refused(folder):
-    folder.path.parent.chmod(0o500)
-    try:
-        with pytest.raises(InvalidSpec, match="Permission denied"):
-            folder.make()
-    finally:
-        folder.path.parent.chmod(0o700)
+def test_a_folder_that_is_read_only_is_refused():
+    with pytest.raises(InvalidSpec, match="cannot be used as a folder"):
+        ClusterFolder(Path("/proc/pollux")).make()  # where not even root may write
 
 
 def test_a_path_that_is_too_long_for_sockets_is_refused_before_anything_is_made(folder):

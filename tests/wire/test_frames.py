@@ -313,7 +313,7 @@ def test_a_peer_that_does_not_read_is_dropped_and_the_daemon_does_not_wait_for_i
 
 def test_a_refusal_is_an_error_where_it_was_asked():
     with pytest.raises(Permanent, match="no such job"):
-        granted(Forget("j"), Refused("no such job"))
+        granted(Forget("j", 1), Refused("no such job"))
     with pytest.raises(StaleGeneration) as caught:
         granted(Kill("j", "1-0", 9), Refused("stale", is_stale=True, generation=7))
     assert (caught.value.job, caught.value.current) == ("j", 7)

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from pollux import __version__
 from pollux.cli import output
+from pollux.cli.words import count
 from pollux.errors import Permanent, Temporary
 
 MIN_PYTHON = (3, 11)
@@ -154,7 +155,7 @@ def _service() -> Check:
         is_absent = isinstance(failure, Permanent) and detail.startswith("No cluster runs")
         status = Status.MISSING if is_absent else Status.BROKEN
         return Check("cluster", purpose, False, status, detail=detail, fix="pollux up" if is_absent else None)
-    detail = f"{health.status} at {client.url}, {cluster.gpus} GPUs on {len(cluster.nodes)} nodes"
+    detail = f"{health.status} at {client.url}, {count(cluster.gpus, 'GPU')} on {count(len(cluster.nodes), 'node')}"
     return Check("cluster", purpose, False, Status.OK, health.version, detail)
 
 

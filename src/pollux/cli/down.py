@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pollux.cli import output, words
-from pollux.cli.finding import DirOption, find
+from pollux.cli.finding import DirOption, find, goes_on, has_daemons, option
 from pollux.core import NodeId
 from pollux.errors import Permanent, PolluxError, Temporary
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 LOOK_S = 0.1
 EXIT_TIMEOUT_S = 5.0
 """From letting go of the folder to the end of the process."""
+FIRST_WORD_S, NEXT_WORD_S = 5.0, 15.0
+"""When those that wait are told for whom, and how often."""
+ANSWER_TIMEOUT_S = 5.0
+KILLED_AFTER_S = 60.0
+"""`stop_timeout_s` of the daemons."""
+MOST_NAMES = 8
 
 
 def down(
@@ -45,19 +51,26 @@ def down(
         return
     folder = ClusterFolder(path)
     was_running = folder.is_locked
+    was_killed = not was_running and folder.service_file() is not None
     if was_running:
         _end_service(folder, leave_jobs, timeout)
     left = [] if leave_jobs else _living(folder)
     if left:
         if not was_running:
-            output.note(f"The service was killed; what it left on {words.count(len(left), 'node')} is ended.")
+            how = "was killed" if was_killed else "has ended before"
+            output.note(f"The service {how}; what it left on {words.count(len(left), 'node')} is ended.")
         _end_daemons(folder, left)
     if not was_running:
         folder.remove_service_file()
-    if not was_running and not left:
+    if leave_jobs and not was_running and has_daemons(folder):
+        how = "was killed" if was_killed else "has ended already"
+        _answer(as_json, "nothing", f"The service {how}; {goes_on(folder)}")
+    elif not was_running and not left:
         _answer(as_json, "nothing", f"Nothing runs in {folder.path}.")
     elif leave_jobs:
-        _answer(as_json, "ended", "The service has ended; jobs train on. The next pollux up finds them.")
+        where = option(folder)
+        sentence = f"The service has ended; jobs train on. pollux up{where} finds them, pollux down{where} ends them."
+        _answer(as_json, "ended", sentence)
     else:
         _answer(as_json, "ended", "The cluster has ended. Jobs that are not done go on with the next pollux up.")
 
@@ -88,7 +101,11 @@ def _end_service(folder: ClusterFolder, leave_jobs: bool, timeout_s: float) -> N
             time.sleep(LOOK_S)
     if is_asked and holding and not leave_jobs:
         output.note("1 job saves and stops …" if holding == 1 else f"{holding} jobs save and stop …")
+    tell_s = time.monotonic() + FIRST_WORD_S
     while folder.is_locked:
+        if time.monotonic() > tell_s:
+            tell_s = time.monotonic() + NEXT_WORD_S
+            _tell_awaited(ServiceClient(file.url, folder.token(), ANSWER_TIMEOUT_S))
         if time.monotonic() > until_s:
             raise Permanent(
                 f"The service (pid {file.pid}) has not ended after {timeout_s:g} s. See {folder.log}, wait, or kill it "
@@ -96,6 +113,16 @@ def _end_service(folder: ClusterFolder, leave_jobs: bool, timeout_s: float) -> N
             )
         time.sleep(LOOK_S)
     _wait_for_exit(file.pid)
+
+
+def _tell_awaited(client: ServiceClient) -> None:
+    with suppress(PolluxError), client:
+        held = [str(job.id) for job in client.jobs().jobs if job.phase.holds_gpus]
+        if held:
+            who = f"{', '.join(held[:MOST_NAMES])}{' …' if len(held) > MOST_NAMES else ''}"
+            output.note(f"Waiting for {who} to save and stop. What has not ended after {KILLED_AFTER_S:g} s is killed.")
+            return
+    output.note("Waiting for the service and its daemons to end …")
 
 
 def _wait_for_exit(pid: int) -> None:

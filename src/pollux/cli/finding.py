@@ -44,7 +44,7 @@ def find(path: Path | None = None, timeout_s: float = 30.0) -> ServiceClient:
 
     A folder that is given goes before POLLUX_URL, and that before the usual folder.
     """
-    from pollux.service.place import ClusterFolder, read_token
+    from pollux.service.place import ClusterFolder
     from pollux.wire.service_client import ServiceClient
 
     url = os.environ.get("POLLUX_URL", "")
@@ -53,7 +53,7 @@ def find(path: Path | None = None, timeout_s: float = 30.0) -> ServiceClient:
         if not file:
             fix = "Set POLLUX_TOKEN_FILE to a copy of the cluster's token, or unset POLLUX_URL"
             raise InvalidInput("POLLUX_URL", url, "is set without POLLUX_TOKEN_FILE", fix)
-        return ServiceClient(url, read_token(Path(file).expanduser()), timeout_s)
+        return ServiceClient(url, _copied_token(Path(file).expanduser()), timeout_s)
     folder = ClusterFolder(path)
     running = folder.running()
     if running is None:
@@ -66,16 +66,46 @@ def find(path: Path | None = None, timeout_s: float = 30.0) -> ServiceClient:
     return ServiceClient(running.url, folder.token(), timeout_s)
 
 
+def _copied_token(file: Path) -> str:
+    from pollux.service.place import read_token
+
+    try:
+        return read_token(file)
+    except Permanent as failure:
+        fix = "Copy the file token of the cluster's folder, ~/.pollux/cluster on its machine, and name the copy"
+        raise Permanent(f"{failure} {fix} by POLLUX_TOKEN_FILE.") from None
+
+
 def no_service(folder: ClusterFolder) -> str:
     if folder.is_locked:
         return f"The cluster in {folder.path} is just starting. Try again in a few seconds."
-    where = "" if folder.path == type(folder)().path else f" --dir {folder.path}"
+    where = option(folder)
     if folder.service_file() is not None:
         return (
-            f"The service of the cluster in {folder.path} was killed; its jobs train on. Start it again with "
+            f"The service of the cluster in {folder.path} was killed; its jobs may train on. Start it again with "
             f"pollux up{where}, or end all with pollux down{where}."
         )
+    if has_daemons(folder):
+        return f"The service of the cluster in {folder.path} has ended; {goes_on(folder)}"
     return f"No cluster runs in {folder.path}. Start one with pollux up{where}."
+
+
+def option(folder: ClusterFolder) -> str:
+    """What names this folder in a command; empty for the usual one."""
+    return "" if folder.path == type(folder)().path else f" --dir {folder.path}"
+
+
+def goes_on(folder: ClusterFolder) -> str:
+    """How to get hold of what a service left when it ended."""
+    where = option(folder)
+    return f"its daemons and jobs go on: pollux up{where} finds them, pollux down{where} ends them."
+
+
+def has_daemons(folder: ClusterFolder) -> bool:
+    """Whether a daemon runs here, be it without a service."""
+    from pollux.node.folder import is_locked
+
+    return any(is_locked(path / "lock") for path in folder.node_folders())
 
 
 class Link:
@@ -126,6 +156,8 @@ class Link:
             self._client.close()
             self._client = find(self._path)
         elif may_be_ended and folder.service_file() is None and not folder.is_locked:
+            if has_daemons(folder):
+                raise Permanent(no_service(folder))
             raise Permanent(
                 f"The cluster in {folder.path} was ended. Jobs that are not done go on with the next pollux up."
             )

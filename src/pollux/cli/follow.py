@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pollux.cli import output, words
 from pollux.cli.finding import DirOption, JobArgument, Link, complete_jobs
 from pollux.cli.job_output import JobOutput
+from pollux.cli.news import News, unfiltered
 from pollux.errors import InvalidInput, UnknownName
 from pollux.wire.answers import to_plain
-from pollux.wire.api import EventView, LogFile
+from pollux.wire.api import EventPage, EventView, LogFile
+
+if TYPE_CHECKING:
+    from pollux.wire.service_client import ServiceClient
 
 LOOK_S = 0.4
 LONG_POLL_S = 20.0
 MAX_LAST = 1000
 """What the service gives at once."""
+MOST_LOOKED_AT = 20_000
+"""Events that are read to find enough news among them."""
 
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is to come.")]
 
@@ -41,7 +48,7 @@ def logs(
     """Show what a job prints: its main replica, or all of them.
 
     Goes over to another replica when the main one leaves, across resizes and restarts. With -f it ends with the job.
-    --json prints one object a line.
+    --json prints one object a line (JSON Lines).
     """
     if everything and replica is not None:
         raise InvalidInput("--replica", replica, "--all is given, too", "Leave one of them out")
@@ -82,27 +89,57 @@ def events(
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, max=MAX_LAST, help="The last so many; 0: all that are kept.")
     ] = 50,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also what moves nothing: rounds, reports, small steps of learning rates.")
+    ] = False,
     path: DirOption = None,
     as_json: output.JsonOption = False,
 ) -> None:
-    """Show what happened: submissions, rounds, re-allocations, changes of batch sizes, failures.
+    """Show what happened: submissions, plans, re-allocations, changes of batch sizes, failures.
 
-    --json prints one object a line, with all its details.
+    Left out is what changes nothing that one sees: rounds that move no job, reports, and learning rates that changed by
+    less than a tenth since they were told last. --all shows it, too. --json prints one object a line (JSON Lines), with
+    all its details.
     """
+    wants = unfiltered if show_all else News()
     with Link(path) as link:
         job_id = None if job is None else link.view(job).id
 
-        def show(after: int, wait_s: float = 0.0, last: int | None = None) -> tuple[int, bool]:
-            page = link.ask(lambda client: client.events(after, last=last, job=job_id, wait_s=wait_s))
-            for event in page.events:
+        def show(after: int, wait_s: float = 0.0) -> tuple[int, bool]:
+            page = link.ask(lambda client: client.events(after, job=job_id, wait_s=wait_s))
+            for event in filter(wants, page.events):
                 _print(event, as_json)
             return page.next, bool(page.events)
 
-        after, has_more = show(0, last=limit or None)
-        while not limit and has_more:
-            after, has_more = show(after)
+        if limit:
+            found, after = _latest(link, job_id, limit, show_all)
+            for event in list(filter(wants, found))[-limit:]:
+                _print(event, as_json)
+        else:
+            after, has_more = show(0)
+            while has_more:
+                after, has_more = show(after)
         while follow:
             after, _ = show(after, LONG_POLL_S)
+
+
+def _latest(link: Link, job: str | None, limit: int, show_all: bool) -> tuple[list[EventView], int]:
+    """Events up to now, so far back that enough of them are news, and the number to go on from."""
+    last = link.ask(lambda client: client.events(last=limit if show_all else MAX_LAST, job=job))
+    found = list(last.events)
+    has_more = not show_all and len(found) == MAX_LAST
+    while has_more and len(found) < MOST_LOOKED_AT and sum(map(News(), found)) < limit:
+        first = found[0].sequence
+        after = max(0, first - 1 - MAX_LAST)
+        page = link.ask(partial(_events, after, job))
+        older = [event for event in page.events if event.sequence < first]
+        found = older + found
+        has_more = bool(older) and after > 0
+    return found, last.next
+
+
+def _events(after: int, job: str | None, client: ServiceClient) -> EventPage:
+    return client.events(after, limit=MAX_LAST, job=job)
 
 
 def _print(event: EventView, as_json: bool) -> None:

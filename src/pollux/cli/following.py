@@ -37,15 +37,23 @@ class Follower:
         """Until the job has ended."""
         while True:
             view = self._link.view(self.job)  # before its output: nothing is printed after its end
-            self._tell_changes(view)
-            self._tell_events()
-            if self._stream is not None:
-                self._stream.show()
+            if view.phase.holds_gpus:
+                self._tell_changes(view)
+                self._show_output()
+                self._tell_events()
+            else:  # first what it printed, then how it ended, then what comes next
+                self._show_output()
+                self._tell_events()
+                self._tell_changes(view)
             if view.phase.is_terminal:
                 if self._stream is not None:
                     self._stream.finish()
                 return view
             sleep(LOOK_S)
+
+    def _show_output(self) -> None:
+        if self._stream is not None:
+            self._stream.show()
 
     def _tell_changes(self, view: JobView) -> None:
         before, self._before = self._before, view
@@ -55,7 +63,8 @@ class Follower:
                     self._say(f"waits: {view.waits_for}")
             case Phase.RUNNING | Phase.RESIZING:
                 if view.gpus != self._gpus:
-                    was = f"{self._gpus} → " if self._gpus else "trains on "
+                    verb = "runs on " if view.is_rigid else "trains on "
+                    was = f"{self._gpus} → " if self._gpus else verb
                     self._say(f"{was}{words.count(view.gpus, 'GPU')} ({words.placed(view.allocation)})")
                 elif view.allocation != before.allocation and before.allocation:
                     self._say(f"moved to {words.placed(view.allocation)}")
@@ -69,9 +78,11 @@ class Follower:
     def _tell_events(self) -> None:
         page = self._link.ask(lambda client: client.events(self._after, job=self.job))
         self._after = page.next
-        for event in page.events:
-            if event.kind in TOLD:
-                self._say(event.text.removeprefix(f"{self.job}: "))
+        news = [event for event in page.events if event.kind in TOLD]
+        if news:
+            self._show_output()  # what it printed before that
+        for event in news:
+            self._say(event.text.removeprefix(f"{self.job}: "))
 
     def _say(self, what: str) -> None:
         output.err_console.print(Text(f"[{self.job}] {what}", style="dim"), soft_wrap=True)

@@ -2,7 +2,8 @@
 
 The main replica is the oldest that lives: replicas are numbered by age, and ranks go by age, too. Scripts that print on
 every replica must not seem to repeat themselves where the next one takes over: what it was seen to print long before
-is left out, and of the rest the lines that it begins with and that were shown already.
+is left out, and of the rest the lines that it begins with and that were shown already. That holds only for replicas
+that lived at the same time. One that was started afterwards, as for another try, does print its lines again.
 """
 
 from __future__ import annotations
@@ -43,16 +44,28 @@ class _Log:
     """A line that has no end yet."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """When it was seen to be how large; what is older than needed is dropped."""
+    alive: tuple[int, int] | None = None
+    """The first and the last look at which it ran."""
 
     @property
     def has_more(self) -> bool:
         return self.file.size > self.offset
 
-    def see(self, file: LogFile, now_s: float) -> None:
+    def see(self, file: LogFile, now_s: float, look: int) -> None:
         self.file = file
+        if file.is_running:
+            self.alive = (look if self.alive is None else self.alive[0], look)
         self.sizes.append((now_s, file.size))
         while len(self.sizes) > 1 and self.sizes[1][0] <= now_s - OVERLAP_S:
             del self.sizes[0]
+
+    def lived_beside(self, other: _Log) -> bool:
+        """Whether both are known to have run at the same time: they were seen to, or were started together."""
+        if number(self.file.replica)[:1] == number(other.file.replica)[:1]:
+            return True
+        if self.alive is None or other.alive is None:
+            return False
+        return max(self.alive[0], other.alive[0]) <= min(self.alive[1], other.alive[1])
 
     def size_before(self, now_s: float) -> int:
         """How large it was a while ago; 0 if nobody knows."""
@@ -73,6 +86,7 @@ class JobOutput:
         self._everything = everything
         self._replica = replica
         self._logs: dict[tuple[str, str], _Log] = {}
+        self._looks = 0
         self._main: _Log | None = None
         self._line = ""
         """What was shown of a line of the main replica that has no end yet."""
@@ -124,10 +138,11 @@ class JobOutput:
 
     def _look(self) -> None:
         now_s = time.monotonic()
+        self._looks += 1
         found = self._link.ask(lambda client: client.logs(self._job)).logs
         here = {(file.node, file.replica): file for file in found}
         for key, file in here.items():
-            self._logs.setdefault(key, _Log(file)).see(file, now_s)
+            self._logs.setdefault(key, _Log(file)).see(file, now_s, self._looks)
 
     def _wanted(self) -> Sequence[_Log]:
         logs = self._by_age()
@@ -139,7 +154,8 @@ class JobOutput:
                 break
             if self._main is not None:
                 self._finish_line(self._main)
-                if not self._everything:
+                self._repeated = frozenset()
+                if not self._everything and successor.lived_beside(self._main):
                     successor.offset = successor.size_before(time.monotonic())
                     self._repeated = frozenset(self._recent)
                 self._recent.clear()

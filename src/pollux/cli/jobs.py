@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from pollux.cli import output, words
+from pollux.cli.columns import Column, fitted, width
 from pollux.cli.finding import DirOption, JobArgument, JobsArgument, Link, find
 from pollux.core import Phase
 from pollux.errors import InvalidInput, PolluxError
@@ -22,6 +23,8 @@ CANCELLED = 3
 TIMED_OUT = 124  # as of timeout(1)
 MOST_EXIT_CODE = 125  # what shells leave to programs
 LOOK_S = 0.5
+WHY_WIDTH = 24
+"""The least that is left of a reason before other columns go."""
 NUM_EVENTS = 10
 """How many of its last events `describe` shows."""
 SMALL_NEWS = frozenset({"JobReported", "LearningRateChanged"})
@@ -43,23 +46,24 @@ def ps(
     if not jobs:
         output.note("No jobs." if show_all else "No jobs that have not ended; pollux ps -a shows all.")
         return
-    now_s = time.time()
-    rows = [
-        (
-            job.id,
-            words.name(job) or "–",
-            words.phase(job),
-            Text(words.gpus(job), justify="right"),
-            words.placed(job.allocation) or "–",
-            job.team or "–",
-            words.share(job.progress),
-            words.duration(job.eta_s),
-            words.duration(words.age(job, now_s)),
-            job.exit_reason or job.waits_for or "–",
-        )
-        for job in jobs
+    columns, rows = fitted(_columns(jobs, time.time()), jobs, width() - 1, 3)
+    output.table([column.title for column in columns], rows)
+
+
+def _columns(jobs: Iterable[JobView], now_s: float) -> list[Column]:
+    names = [Column("name", lambda job: Text(words.name(job) or "–"), 4, "left")] if any(map(words.name, jobs)) else []
+    return [
+        Column("job", lambda job: Text(job.id), justify="left"),
+        *names,
+        Column("phase", words.phase, justify="left"),
+        Column("GPUs", lambda job: Text(words.gpus(job))),
+        Column("on", lambda job: Text(words.placed(job.allocation) or "–"), 5, "left"),
+        Column("team", lambda job: Text(job.team or "–"), 6, "left"),
+        Column("done", lambda job: Text(words.share(job.progress)), 1),
+        Column("ETA", lambda job: Text(words.duration(job.eta_s)), 2),
+        Column("age", lambda job: Text(words.duration(words.age(job, now_s))), 3),
+        Column("why", lambda job: Text(words.why(job) or "–"), justify="left", fewest=WHY_WIDTH),
     ]
-    output.table(["job", "name", "phase", "GPUs", "on", "team", "done", "ETA", "age", "why"], rows)
 
 
 def describe(job: JobArgument, path: DirOption = None, as_json: output.JsonOption = False) -> None:
@@ -153,7 +157,10 @@ def resume(jobs: JobsArgument, path: DirOption = None, as_json: output.JsonOptio
 
 
 def cancel(jobs: JobsArgument, path: DirOption = None, as_json: output.JsonOption = False) -> None:
-    """End jobs for good. Their checkpoints and logs stay."""
+    """End jobs for good, and at once: they are killed (SIGKILL) and do not save. Checkpoints and logs stay.
+
+    To have a job save first, pause it: it is asked to leave (SIGTERM), and may be cancelled afterwards.
+    """
     with find(path) as client:
         _for_each(jobs, client.cancel, as_json)
 
@@ -177,13 +184,20 @@ def scale(
         fewest = before.min_gpus if min_gpus is None else min_gpus
         most = before.max_gpus if max_gpus is None else max_gpus or None
         if most is not None and fewest > most:
-            problem = f"more than the {most} that it may have at most"
-            raise InvalidInput("--min", fewest, problem, "Give --max, too")
+            _refuse(fewest, most, min_gpus, max_gpus)
         after = client.scale(before.id, fewest, most)
     if as_json:
         output.print_json(to_plain(after))
     else:
         typer.echo(f"{words.title(after)}: {bounds(after)}")
+
+
+def _refuse(fewest: int, most: int, min_gpus: int | None, max_gpus: int | None) -> None:
+    if min_gpus is None:
+        raise InvalidInput("--max", most, f"less than the {fewest} that it needs at least", "Give a smaller --min, too")
+    if max_gpus is None:
+        raise InvalidInput("--min", fewest, f"more than the {most} that it may have at most", "Give --max, too")
+    raise InvalidInput("--min", fewest, f"more than --max {most}", f"Give --max {fewest}, or a smaller --min")
 
 
 def wait(
@@ -231,7 +245,7 @@ def tell_end(job: JobView) -> None:
     if not job.phase.is_terminal:
         output.note(f"{words.title(job)} is still {job.phase}.")
         return
-    why = f": {job.exit_reason}" if job.exit_reason and job.phase is not Phase.SUCCEEDED else ""
+    why = f": {words.why(job)}" if job.exit_reason and job.phase is not Phase.SUCCEEDED else ""
     took = words.duration((job.finished_at_s or job.submitted_at_s) - job.submitted_at_s)
     output.note(f"{words.title(job)} {job.phase} after {took}{why}")
 

@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 failed · 2 wrong input (as for a wrong option) · 70 a 
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -41,8 +42,21 @@ INVALID_INPUT = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 UNAUTHORIZED = 401
+NOT_FOUND = 404
 WRONG_REQUESTS = (400, 404, 422)
 """What the service answers to wrong input."""
+WRONG_COPY = (
+    "The service does not take this token. Copy the file token of the cluster's folder again, "
+    "and name the copy by POLLUX_TOKEN_FILE."
+)
+WRONG_TOKEN = (
+    "The service does not take the token in the cluster's folder: the file was changed since it started. "
+    "Put the old one back."
+)
+UNREACHABLE = (
+    "See that POLLUX_URL is right, that the cluster runs there (pollux up) and that a tunnel to it is open; "
+    "unset POLLUX_URL to use a cluster on this machine."
+)
 
 
 class PolluxGroup(TyperGroup):
@@ -71,11 +85,11 @@ def _report(failure: Exception, debug: bool) -> int:
             output.error(str(failure))
             return INVALID_INPUT
         case Refusal(status=status):
-            advice = " The token is not that of this service: see POLLUX_TOKEN_FILE." if status == UNAUTHORIZED else ""
-            output.error(f"{failure}{advice}")
+            output.error(_refusal(failure))
             return INVALID_INPUT if status in WRONG_REQUESTS else FAILED
         case Temporary():
-            output.error(str(failure.args[0]))  # nobody tries again here
+            fix = f" {UNREACHABLE}" if os.environ.get("POLLUX_URL") else ""
+            output.error(f"{failure.args[0]}{fix}")  # nobody tries again here
             return FAILED
         case PolluxError():
             output.error(str(failure))
@@ -87,6 +101,15 @@ def _report(failure: Exception, debug: bool) -> int:
     advice = "this is a bug" if debug else "this is a bug, run again with --debug (pollux --debug …) and report it"
     output.error(f"{what} ({advice})")
     return BUG
+
+
+def _refusal(failure: Refusal) -> str:
+    """What the service says, as far as it helps somebody at a terminal."""
+    if failure.status == UNAUTHORIZED:
+        return WRONG_COPY if os.environ.get("POLLUX_URL") else WRONG_TOKEN
+    if failure.status == NOT_FOUND and failure.detail.startswith("job "):
+        return f"{failure} pollux ps -a shows jobs that have ended, too."
+    return str(failure)
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pollux.cli import output, words
+from pollux.cli.columns import Column, fitted, width
 from pollux.cli.finding import DirOption, Link
 from pollux.core import JobId, Phase
 from pollux.errors import Refusal
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 SHOWN_AFTER_END_S = 300.0
 BAR_WIDTH = 12
+BETWEEN = 2
+"""Of the padding of each column."""
+BETWEEN_BOXED, BOX = 3, 1
+"""The same with lines between them, and the last line."""
 
 
 def top(
@@ -85,18 +90,17 @@ def show_once(view: Look) -> None:
     """On standard output; where that is no terminal, as wide as need be."""
     output.console.print(header(view), soft_wrap=True)
     if view.jobs:
-        columns = _columns(view, _width())
-        rows = [[column.cell(job) for column in columns] for job in view.jobs]
+        columns, rows = fitted(_columns(view), view.jobs, width() - BOX, BETWEEN_BOXED)
         output.table([column.title for column in columns], rows)
 
 
 def screen(view: Look, width: int) -> RenderableType:
-    columns = _columns(view, width)
+    columns, rows = fitted(_columns(view), view.jobs, width, BETWEEN)
     table = Table(box=None, expand=True, header_style="bold", padding=(0, 1))
     for column in columns:
-        table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    for job in view.jobs:
-        table.add_row(*(column.cell(job) for column in columns), style="dim" if job.phase.is_terminal else "")
+        table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis")
+    for job, row in zip(view.jobs, rows, strict=True):
+        table.add_row(*row, style="dim" if job.phase.is_terminal else "")
     nothing = Text("No jobs. Submit one: pollux submit -- python train.py", style="dim")
     return Group(header(view), Text(), table if view.jobs else nothing, Text(), Text("q ends", style="dim"))
 
@@ -120,54 +124,39 @@ def header(view: Look) -> Text:
     return line
 
 
-class Column(NamedTuple):
-    title: str
-    cell: Callable[[JobView], RenderableType]
-    fewest: int = 0
-    """Columns of the terminal that it takes for this one to be shown."""
-    justify: str = "right"
-
-
-def _bar(job: JobView) -> RenderableType:
-    from rich.progress_bar import ProgressBar
-
+def _bar(job: JobView) -> Text:
     if job.progress is None:
-        return Text("–")
-    if not output.console.is_terminal:
-        return Text(words.share(job.progress))
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=BAR_WIDTH)
-    grid.add_column(justify="right", min_width=5, no_wrap=True)
-    bar = ProgressBar(total=1.0, completed=job.progress, width=BAR_WIDTH)
-    grid.add_row(bar, words.share(job.progress))
-    return grid
+        return Text()
+    done = round(BAR_WIDTH * job.progress)
+    return Text("━" * done, style="green") + Text("─" * (BAR_WIDTH - done), style="dim")
 
 
+BAR = Column("", _bar, 11, "left")
+NAME = Column("name", lambda job: Text(words.name(job)), 8, "left")
 COLUMNS = (
     Column("job", lambda job: Text(job.id), justify="left"),
-    Column("name", lambda job: Text(words.name(job)), 100, "left"),
+    NAME,
     Column("phase", words.phase, justify="left"),
     Column("GPUs", lambda job: Text(words.gpus(job))),
-    Column("on", lambda job: Text(words.placed(job.allocation) or "–"), 150, "left"),
-    Column("batch", lambda job: Text("–" if job.batch_size is None else str(job.batch_size)), 60),
-    Column("LR×", lambda job: Text(words.figure(job.learning_rate_factor)), 110),
-    Column("efficiency", lambda job: Text(words.share(job.efficiency)), 80),
-    Column("goodput/s", lambda job: Text(words.figure(job.goodput)), 80),
-    Column("progress", _bar, 70, "left"),
-    Column("ETA", lambda job: Text("–" if job.phase.is_terminal else words.duration(job.eta_s)), 60),
-    Column("loss", lambda job: Text(words.figure(job.loss, 4)), 90),
-    Column("moved", lambda job: Text(str(job.reallocations)), 130),
+    Column("on", lambda job: Text(words.placed(job.allocation) or "–"), 13, "left"),
+    Column("batch", lambda job: Text("–" if job.batch_size is None else str(job.batch_size)), 2),
+    Column("LR×", lambda job: Text(words.figure(job.learning_rate_factor)), 10),
+    Column("efficiency", lambda job: Text(words.share(job.efficiency)), 6),
+    Column("goodput/s", lambda job: Text(words.figure(job.goodput)), 4),
+    Column("progress", lambda job: Text(words.share(job.progress)), 1),
+    BAR,
+    Column("ETA", lambda job: Text("–" if job.phase.is_terminal else words.duration(job.eta_s)), 3),
+    Column("loss", lambda job: Text(words.figure(job.loss, 4)), 9),
+    Column("moved", lambda job: Text(str(job.reallocations)), 12),
 )
 
 
-def _columns(view: Look, width: int) -> list[Column]:
-    """Those that there is room for; names only if ids do not tell them."""
-    are_named = any(map(words.name, view.jobs))
-    return [column for column in COLUMNS if column.fewest <= width and (are_named or column.title != "name")]
-
-
-def _width() -> int:
-    return output.console.width if output.console.is_terminal else 1000
+def _columns(view: Look) -> list[Column]:
+    """Names only if ids do not tell them; bars only for eyes."""
+    unwanted = {NAME} if not any(map(words.name, view.jobs)) else set()
+    if not output.console.is_terminal:
+        unwanted.add(BAR)
+    return [column for column in COLUMNS if column not in unwanted]
 
 
 def _watch(look: Callable[[], Look], view: Look, interval_s: float) -> Look:

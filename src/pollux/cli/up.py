@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pollux.cli import output, words
-from pollux.cli.finding import DirOption
+from pollux.cli.finding import DirOption, option
 from pollux.core import FrozenMap
 from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary, UnknownName
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from pollux.service.options import ServiceOptions
     from pollux.service.place import ClusterConfig, ClusterFolder
     from pollux.wire.api import ClusterView
@@ -33,6 +31,11 @@ START_TIMEOUT_S = 240.0
 """Daemons load torch first, which takes long on a busy machine."""
 LOOK_S = 0.1
 LAST_LINES = 15
+FIRST_WORD_S = 5.0
+"""After so long, people without a terminal are told what is awaited, too."""
+MOST_SOCKET_BYTES = 107
+CROWD = 2
+"""So many slots on a core are no fault yet."""
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -83,7 +86,7 @@ def up(
         if find_spec(package) is None:
             raise MissingDependency(package, "The live service", "service")
     folder = ClusterFolder(path)
-    folder.make()
+    _make(folder)
     if folder.is_locked:
         raise Permanent(folder.in_use())
     config = merged(folder.config() or ClusterConfig(), nodes, slots, policy, settings, interval, host, port)
@@ -111,6 +114,14 @@ def up(
         output.print_json({**answer, "gpus": view.gpus, "nodes": {node.id: node.gpus for node in view.nodes}})
     else:
         _tell(folder, view, url)
+
+
+def _make(folder: ClusterFolder) -> None:
+    longest = MOST_SOCKET_BYTES - len("/nodes/n999/keeper.sock")
+    if len(os.fsencode(folder.path)) > longest:
+        problem = f"is longer than {longest} bytes, and the sockets in it must have short paths"
+        raise InvalidInput("--dir", str(folder.path), problem, "Give a shorter --dir, or POLLUX_HOME")
+    folder.make()
 
 
 def merged(
@@ -167,7 +178,10 @@ def _check_devices(config: ClusterConfig) -> None:
     report = describe_devices()
     if report.problem:
         output.note(report.problem)
-    slots_of_each(config.nodes, config.slots, report.devices)
+    slots = config.nodes * slots_of_each(config.nodes, config.slots, report.devices)
+    cores = slots_of_each(1, None, ())  # what a single node would offer
+    if not report.devices and slots > CROWD * cores:
+        output.note(f"{slots} CPU slots share {words.count(cores, 'core')}: jobs will slow each other down.")
 
 
 def check_port(host: str, port: int) -> None:
@@ -207,7 +221,7 @@ def _start(folder: ClusterFolder) -> tuple[ClusterView, int, str]:
         )
     until_s = time.monotonic() + START_TIMEOUT_S
     try:
-        with _progress("Starting the service …") as tell:
+        with _progress(f"Starting the service (pid {process.pid}) …") as tell:
             while True:
                 if (code := process.poll()) is not None:
                     raise Permanent(_died(folder, code))
@@ -226,34 +240,43 @@ def _start(folder: ClusterFolder) -> tuple[ClusterView, int, str]:
         process.returncode = process.poll() or 0  # it lives on, and nobody here waits for its end
 
 
-def _ready(folder: ClusterFolder, pid: int, tell: Status | None) -> tuple[ClusterView, int, str] | None:
+def _ready(folder: ClusterFolder, pid: int, tell: Callable[[str], None]) -> tuple[ClusterView, int, str] | None:
     from pollux.wire.service_client import ServiceClient
 
     file = folder.running()
     if file is None or file.pid != pid:
+        tell(f"Waiting for the service (pid {pid}) to listen …")
         return None
     try:
         with ServiceClient(file.url, folder.token(), 5.0) as client:
             view = client.cluster()
     except Temporary:
+        tell(f"Waiting for the service (pid {pid}) to answer …")
         return None
     waiting = [node.id for node in view.nodes if node.state == "away"]
     if view.is_recovering or waiting or not view.nodes:
-        if tell is not None:
-            tell.update(f"Waiting for {', '.join(waiting)} …" if waiting else "Looking for what runs already …")
+        nodes = f"{'node' if len(waiting) == 1 else 'nodes'} {', '.join(waiting)}"
+        tell(f"Waiting for {nodes} …" if waiting else "Looking for what runs already …")
         return None
     return view, pid, file.url
 
 
 @contextmanager
-def _progress(text: str) -> Iterator[Status | None]:
-    """A line that moves, where there is a terminal."""
-    if not output.err_console.is_terminal:
-        output.note(text)
-        yield None
+def _progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Say what is awaited: on a line that moves, where there is a terminal; else after a while, and once each."""
+    if output.err_console.is_terminal:
+        with output.err_console.status(text) as status:
+            yield status.update
         return
-    with output.err_console.status(text) as status:
-        yield status
+    output.note(text)
+    since_s, told = time.monotonic(), {text}
+
+    def tell(awaited: str) -> None:
+        if time.monotonic() - since_s > FIRST_WORD_S and awaited not in told:
+            told.add(awaited)
+            output.note(awaited)
+
+    yield tell
 
 
 def _died(folder: ClusterFolder, code: int) -> str:
@@ -264,8 +287,7 @@ def _died(folder: ClusterFolder, code: int) -> str:
 
 
 def _tell(folder: ClusterFolder, view: ClusterView, url: str) -> None:
-    usual = type(folder)().path == folder.path
-    where = "" if usual else f" --dir {folder.path}"
+    where = option(folder)
     kinds = " and ".join(sorted({node.gpu_type for node in view.nodes}))
     what = "CPU slot" if kinds == "cpu" else "GPU"
     going_on = sum(view.num_jobs.get(phase, 0) for phase in ("pending", "starting", "running", "resizing"))
@@ -278,10 +300,11 @@ def _tell(folder: ClusterFolder, view: ClusterView, url: str) -> None:
         typer.echo(f"{words.count(going_on, 'job')} from before {'goes' if going_on == 1 else 'go'} on.")
     typer.echo(f"REST API: {url} (token in {folder.token_file})")
     typer.echo("Next:")
-    for command, why in (
-        ("run -- python train.py", "submit a job and follow it"),
-        ("top", "watch the cluster"),
-        ("down", "save all jobs and end everything"),
-    ):
-        verb, _, rest = command.partition(" ")
-        typer.echo(f"  {f'pollux {verb}{where} {rest}'.rstrip():<32} {why}")
+    commands = {
+        f"pollux run{where} -- python train.py": "submit a job and follow it",
+        f"pollux top{where}": "watch the cluster",
+        f"pollux down{where}": "save all jobs and end everything",
+    }
+    longest = max(map(len, commands))
+    for command, why in commands.items():
+        typer.echo(f"  {command:<{longest}}  {why}")

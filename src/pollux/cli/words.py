@@ -84,6 +84,26 @@ def gpus(job: JobView) -> str:
     return str(job.gpus) if job.phase.holds_gpus else "–"
 
 
+def why(job: JobView) -> str:
+    """One line on how it stands: why it ended, or what it waits for, and how it failed before."""
+    failure = failed(job.exit_reason, job.exit_code)
+    if job.phase.is_terminal or not failure:
+        return failure or job.waits_for
+    if job.waits_for:
+        return f"{job.waits_for} ({failure})"
+    return f"tried again after {failure}"
+
+
+def failed(reason: str, code: int | None) -> str:
+    """Why it failed, in one line: of the end of its log, which the reason quotes, only the last line."""
+    what, _, quote = reason.partition(" Last lines of ")
+    last = quote.rpartition(" | ")[2] if " | " in quote else quote.partition(": ")[2]
+    lines = what.strip().splitlines()
+    if not last or code is None:
+        return lines[0].strip() if lines else ""
+    return f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {last.strip()}"
+
+
 def age(job: JobView, now_s: float) -> float:
     """Since its submission, until its end."""
     return (now_s if job.finished_at_s is None else job.finished_at_s) - job.submitted_at_s

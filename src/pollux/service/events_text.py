@@ -203,7 +203,13 @@ def _batch(batch: BatchSetting) -> str:
 def _batch_change(before: BatchSetting, after: BatchSetting) -> str:
     if before.batch_size != after.batch_size:
         return f"batch size {before.batch_size} → {after.batch_size}"
-    return f"{_batch(after)}, before {before.per_gpu_batch_size} in {before.accumulation_steps + 1}"
+    return f"batch size {after.batch_size} as before, {_cut(before)} → {_cut(after)} a GPU"
+
+
+def _cut(batch: BatchSetting) -> str:
+    """The share of a GPU: how many passes of how many examples."""
+    passes = f"{batch.accumulation_steps + 1} × " if batch.accumulation_steps else ""
+    return f"{passes}{batch.per_gpu_batch_size}"
 
 
 def _factors(factors: tuple[float, ...]) -> str:
