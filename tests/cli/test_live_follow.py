@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pollux.cli import finding, follow, following, job_output, output, top
 from pollux.cli import submit as cli_submit
 from pollux.cli.main import app
-from pollux.core import JobFailed, JobFinished, JobId, Progress
+from pollux.core import JobFailed, JobFinished, JobId, Progress, RoundDue
 from pollux.errors import InvalidJob, Temporary
 from pollux.service.place import ClusterFolder
 from pollux.wire.api import Fault
@@ -237,9 +237,12 @@ class TestEvents:
 
     def test_the_last_so_many_are_looked_for_behind_what_is_left_out(self, running, monkeypatch):
         monkeypatch.setattr(follow, "MAX_LAST", 4)
-        for _ in range(20):
-            running.place(**{JOB: {"n0": 1}})
-        assert "JobSubmitted" in run("events", "--limit", "3").stdout
+        plan = running.log.stored[-2].document
+        for number in range(2, 20):
+            running.hear(RoundDue(number))
+            running.hear(replace(plan, round=number))
+        text = run("events", "--limit", "3").stdout
+        assert [line.split()[2] for line in text.splitlines()] == ["JobSubmitted", "PlanMade", "ReplicasReady"]
 
     def test_following_goes_on_until_it_is_interrupted(self, running, monkeypatch):
         pages = []
@@ -294,9 +297,8 @@ class TestTop:
     def test_what_is_shown_is_shown_whole(self, running, width, monkeypatch):
         with finding.find() as client:
             look = top.RecentJobs().look(client)
-        job = replace(
-            look.jobs[0], id=JobId("language_model_adaptive-12"), progress=0.13, batch_size=1024, eta_s=7500.0
-        )
+        job = replace(look.jobs[0], id=JobId("language_model_adaptive-12"), name="language_model_adaptive")
+        job = replace(job, progress=0.13, batch_size=1024, eta_s=7500.0)
         target = io.StringIO()
         console = Console(file=target, width=width, force_terminal=True, color_system=None)
         monkeypatch.setattr(output, "console", console)

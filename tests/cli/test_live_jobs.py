@@ -56,7 +56,8 @@ def service_view(service):
     with find() as client:
         view = client.jobs().jobs[0]
     why = "replica 1-1 on node n0 ended with exit code 1" * 3
-    return replace(view, id=JobId("language_model_adaptive-12"), phase=Phase.SUCCEEDED, exit_reason=why)
+    name = "language_model_adaptive"
+    return replace(view, id=JobId(f"{name}-12"), name=name, phase=Phase.SUCCEEDED, exit_reason=why)
 
 
 class TestFinding:
@@ -163,7 +164,8 @@ class TestShowing:
     def test_ps_breaks_no_ids_in_a_narrow_terminal(self, service, width):
         view = service_view(service)
         columns, rows = fitted(cli_jobs._columns([view], 1.0), [view], width - 1, 3)
-        assert sum(max(len(cell.plain), len(column.title)) + 3 for column, cell in zip(columns, rows[0])) < width
+        shown = zip(columns, rows[0], strict=True)
+        assert sum(max(len(cell.plain), len(column.title)) + 3 for column, cell in shown) < width
         assert [cell.plain for cell in rows[0]][:2] == ["language_model_adaptive-12", "succeeded"]
         assert [column.title for column in columns][-1] == "why"
 

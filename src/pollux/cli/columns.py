@@ -23,7 +23,7 @@ class Column(NamedTuple):
     """Those of the highest rank are dropped first; 0: stays."""
     justify: JustifyMethod = "right"
     fewest: int | None = None
-    """May be cut to so many letters."""
+    """Is cut to so many letters before another column goes, and to what is left if no other can go."""
 
 
 def width() -> int:
@@ -45,11 +45,11 @@ def fitted(
     kept = list(columns)
     while sum(map(needed, kept)) > room and (least := max(kept, key=lambda column: column.rank)).rank:
         kept.remove(least)
-    spare = max(0, room - sum(map(needed, kept)))
+    spare = room - sum(map(needed, kept))
     for column in kept:
         if column.fewest is not None:
             for cell in cells[column]:
-                cell.truncate(needed(column) - between + spare, overflow="ellipsis")
+                cell.truncate(max(len(column.title), needed(column) - between + spare), overflow="ellipsis")
     return kept, [[cells[column][row] for column in kept] for row in range(len(jobs))]
 
 

@@ -21,15 +21,17 @@ class News:
     def __init__(self) -> None:
         self._factors: dict[str, list[float]] = {}
         """Of each job, as told last."""
-        self._placed: object = {}
-        """What the last plan gave to whom."""
+        self._placed: object = None
+        """What the last plan gave to whom; None: it is not known."""
 
     def __call__(self, event: EventView) -> bool:
         detail: Any = event.detail
+        if event.sequence == 1:
+            self._placed = {}
         match event.kind:
             case "PlanMade":
                 before, self._placed = self._placed, detail["plan"]["allocations"]
-                return self._placed != before
+                return before is not None and self._placed != before
             case "LearningRateChanged":
                 told = self._factors.setdefault(event.job, list(detail["before"]))
                 now = list(detail["state"]["learning_rate_factors"])

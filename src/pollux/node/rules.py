@@ -124,7 +124,7 @@ class Rules:
             return True
         for member in run.members:
             if member.is_asked and member.ended_badly:
-                why = "it was told to save and leave, and ended without saving"
+                why = "it was told to save and leave, and may have lost what it had not saved"
                 log.warning("Job %s: %s: %s.", run.job, member.obituary(), why)
         if run.stopped_as:
             self._end(JobStopped(run.job, run.stopped_as))
