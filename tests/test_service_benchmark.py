@@ -15,14 +15,7 @@ from pollux.errors import PolluxError
 def job(name: str, jct_s: float, *gpus: int, value: float = 1.0) -> JobStory:
     moments = tuple(Moment(float(at), count, 16 * count, 1.0) for at, count in enumerate(gpus))
     target = Target("accuracy", at_least=0.5)
-    facts = {
-        "command": "python a.py",
-        "requested_gpus": 1,
-        "exit_reason": "",
-        "gpu_s": 1.0,
-        "resumes": 0,
-        "failures": 0,
-    }
+    facts = {"command": "python a.py", "requested_gpus": 1, "exit_reason": "", "gpu_s": 1.0}
     times = {"submitted_at_s": 0.0, "first_gpu_at_s": 0.0, "finished_at_s": jct_s}
     counts = {"reallocations": len(gpus) - 1, "in_place": len(gpus) - 1, "starts": 1, "resumes": 0, "failures": 0}
     return JobStory(

@@ -222,6 +222,16 @@ class TestEvents:
         assert "RoundDue" in run("events", "--all").stdout
         assert run("events", "--json").stdout.count("PlanMade") == 2
 
+    def test_a_plan_that_starts_a_job_again_where_it_was_is_news(self, service):
+        service.add(retries=1)
+        service.place(**{JOB: {"n0": 1}})
+        quote = "Last lines of /nodes/n0/1-1.log: Traceback: | KeyError: 'k'"
+        service.hear(JobFailed(JOB, 1, f"replica 1-1 on node n0 ended with exit code 1. {quote}", 1))
+        service.place(**{JOB: {"n0": 1}})
+        text = run("events").stdout
+        assert text.count("PlanMade") == 2
+        assert "replica 1-1 on node n0 ended with exit code 1: KeyError: 'k'." in text
+
     def test_small_steps_of_a_learning_rate_add_up(self, running):
         def moved(before, after):
             state = RunState(1, Progress(1.0, 2.0), 1, BatchSetting(8, 8), (after,), 0, 0)

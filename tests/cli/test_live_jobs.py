@@ -173,7 +173,7 @@ class TestShowing:
         service.add("first", max_gpus=4)
         service.place(**{"j-1": {"n0": 2}})
         text = run("describe", "first").stdout
-        for part in ("j-1 (first)", "running", "n0×2", "1 to 4 GPUs", "python train.py", "KEY", "generation 1 trains"):
+        for part in ("j-1 (first)", "running", "n0×2", "1 to 4 GPUs", "python train.py", "KEY", "generation 1 runs"):
             assert part in text
         assert "hidden" not in text
         document = json.loads(run("describe", "j-1", "--json").stdout)

@@ -204,7 +204,7 @@ def test_an_event_is_a_sentence(event, text):
         ),
         (
             BatchChanged(1.0, state_at(8), BatchSetting(64, 8, 3), "memory"),
-            "j: batch size 64 (32 on each GPU), before 8 in 4 at step 8 (memory).",
+            "j: batch size 64 as before, 4 × 8 → 32 a GPU at step 8 (memory).",
         ),
         (ReplicasChanged(1.0, state_at(8), 1, "resized"), "j: 1 → 2 replicas at step 8 (resized)."),
         (LearningRateChanged(1.0, state_at(8), (0.5,)), "j: learning rate × 0.5 → × 1 at step 8."),

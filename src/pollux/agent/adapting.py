@@ -173,7 +173,8 @@ class Adapter:
         self._dealer.num_replicas = self._replicas.size
         self._memory.regrouped()
         self._next_tuning_s = self._clock()  # the best batch size is another one
-        self.apply(self._dealer.config, f"{self._replicas.size} replicas", None)
+        size = self._replicas.size
+        self.apply(self._dealer.config, "1 replica" if size == 1 else f"{size} replicas", None)
 
     # Every step
 

@@ -7,6 +7,8 @@ from typing import Any
 from pollux.wire.api import EventView
 
 ROUTINE = frozenset({"RoundDue", "JobReported"})
+LEAVING = frozenset({"JobStopped", "JobFailed", "JobFinished"})
+"""After them a job holds nothing, and the next plan that gives it the same is news."""
 WORTH_TELLING = 1.1
 """By what a learning rate changes at least, since it was told last."""
 
@@ -21,7 +23,7 @@ class News:
     def __init__(self) -> None:
         self._factors: dict[str, list[float]] = {}
         """Of each job, as told last."""
-        self._placed: object = None
+        self._placed: dict[str, object] | None = None
         """What the last plan gave to whom; None: it is not known."""
 
     def __call__(self, event: EventView) -> bool:
@@ -30,7 +32,7 @@ class News:
             self._placed = {}
         match event.kind:
             case "PlanMade":
-                before, self._placed = self._placed, detail["plan"]["allocations"]
+                before, self._placed = self._placed, dict(detail["plan"]["allocations"])
                 return before is not None and self._placed != before
             case "LearningRateChanged":
                 told = self._factors.setdefault(event.job, list(detail["before"]))
@@ -38,6 +40,8 @@ class News:
                 if not _is_far(told, now):
                     return False
                 self._factors[event.job] = now
+            case kind if kind in LEAVING and self._placed is not None:
+                self._placed.pop(event.job, None)
         return event.kind not in ROUTINE
 
 

@@ -99,7 +99,7 @@ def _event(event: Event) -> str:
         case PlanMade(number, plan):
             return f"Round {number}: {_plan(list(plan.allocations.values()))}{_cost(event)}."
         case ReplicasReady(job, generation):
-            return f"{job}: generation {generation} trains."
+            return f"{job}: generation {generation} runs."
         case GenerationAbandoned(job, generation, reason):
             return f"{job}: generation {generation} was given up{_because(reason)}."
         case ReplicaLost(job, generation, membership, survivors):
@@ -113,7 +113,7 @@ def _event(event: Event) -> str:
             return f"{job}: finished, generation {generation}."
         case JobFailed(job, generation, reason, exit_code):
             code = "" if exit_code is None else f" with exit code {exit_code}"
-            return f"{job}: failed{code}, generation {generation}{_because(reason)}."
+            return f"{job}: failed{code}, generation {generation}{_because(_last_word(reason))}."
         case _:
             assert_never(event)
 
@@ -218,6 +218,13 @@ def _factors(factors: tuple[float, ...]) -> str:
 
 def _because(reason: str) -> str:
     return f": {_quote(reason)}" if reason else ""
+
+
+def _last_word(reason: str) -> str:
+    """Of the end of a log that a reason quotes, its last line: that is where the error is."""
+    what, _, quote = reason.partition(" Last lines of ")
+    last = quote.rpartition(" | ")[2] if " | " in quote else quote.partition(": ")[2]
+    return f"{what.rstrip('.')}: {last}" if last else reason
 
 
 def _quote(reason: str) -> str:

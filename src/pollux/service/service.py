@@ -229,7 +229,7 @@ class Service:
     def scale(self, job_id: JobId, min_gpus: int, max_gpus: int | None) -> Job:
         job = self.job(job_id)
         if job.spec.rigid:
-            raise Permanent(f"Job {job_id} is a plain command: it runs on {job.spec.requested_gpus} GPUs, always.")
+            raise Permanent(f"Job {job_id} is a plain command: its number of GPUs, {job.spec.requested_gpus}, stays.")
         event = JobRescaled(job_id, min_gpus, max_gpus, cause="api")
         if faults := hopeless(job.spec, self._world.nodes, min_gpus):
             raise InvalidJob(faults)
