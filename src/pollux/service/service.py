@@ -142,14 +142,12 @@ class Service:
 
     async def _recover_and_plan(self) -> None:
         state = self.scheduler.state
-        log.info(
-            "The log is replayed: %d jobs, %d of them not ended.", len(state.jobs) + len(state.ended), len(state.jobs)
-        )
+        log.info("The log is replayed: %d jobs have ended, %d have not.", len(state.ended), len(state.jobs))
         warming = asyncio.create_task(self._planner.warm_up())
         await self._world.start(self.options.recovery_s)
-        await warming
         self.is_recovering = False
         log.info("Ready: %d GPUs on %d nodes.", state.cluster.num_gpus, len(state.cluster.nodes))
+        await warming
         while True:
             await self._rounds.due()
             try:

@@ -43,7 +43,6 @@ from pollux.service.daemon_link import Callbacks, DaemonLink
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import (
     Forget,
-    JobRequest,
     Launch,
     NodeAnswer,
     NodeDescription,
@@ -54,6 +53,7 @@ from pollux.wire.nodes import (
     RunJob,
     RunNews,
     RunPhase,
+    RunRequest,
     RunStatus,
     StopRun,
 )
@@ -209,7 +209,7 @@ class World:
             allocation = Allocation.of({node: 1 for node in allocation.gpus})  # one process, whatever it holds
         self._ask_home(job, RunJob(job, generation, launch, allocation, self._addresses(allocation, home)))
 
-    def _ask_home(self, job: JobId, request: JobRequest) -> None:
+    def _ask_home(self, job: JobId, request: RunRequest) -> None:
         found = self._home_and_generation(job)
         if found is None:
             self._later(JobStopped(job, request.generation, cause="nobody knows where it runs"))

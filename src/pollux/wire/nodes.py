@@ -350,7 +350,7 @@ class ReportNews:
     report: AgentReport
 
 
-JobRequest: TypeAlias = RunJob | ResizeRun | StopRun
+RunRequest: TypeAlias = RunJob | ResizeRun | StopRun
 NodeRequest: TypeAlias = (
     RunJob
     | ResizeRun
