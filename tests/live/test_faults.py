@@ -61,7 +61,7 @@ def test_jobs_train_on_while_the_service_is_killed_and_started_again(cluster: Li
     cluster.wait_step(course, course.last_step + 10)  # nobody is there, and it trains
     message = cluster.run("ps")
     assert message.returncode == 1
-    assert "was killed; its jobs train on. Start it again with pollux up" in message.stderr
+    assert "was killed; its jobs may train on. Start it again with pollux up" in message.stderr
     cluster.up()
     assert cluster.phase(course.job) is Phase.RUNNING
     cluster.wait_step(course, course.last_step + 5)

@@ -76,7 +76,7 @@ def test_a_job_can_be_paused_resumed_scaled_and_moved_while_its_output_is_follow
     cluster.wait_step(course, 5)
     with (
         cluster.following(followed, "logs", "-f", course.job) as logs,
-        cluster.following(told, "events", "-f", "--json", "--limit", 0, course.job) as events,
+        cluster.following(told, "events", "-f", "--all", "--json", "--limit", 0, course.job) as events,
     ):
         assert "1 to 2 GPUs" in cluster.pollux("scale", course.job, "--max", 2, "--min", 1)
         cluster.pollux("scale", course.job, "--min", 2)

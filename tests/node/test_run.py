@@ -695,7 +695,7 @@ def test_a_member_that_ends_without_saving_is_a_warning(pair: Home, caplog: pyte
     pair.end("1-2", -9)
     assert pair.events() == [JobStopped("job", 1)]
     assert len(caplog.records) == 1
-    assert "replica 1-2 on node b ended by signal 9: it was told to save and leave, and ended without" in caplog.text
+    assert "replica 1-2 on node b ended by signal 9: it was told to save and leave, and may have lost" in caplog.text
 
 
 @pytest.mark.parametrize(("reason", "code"), [(StopReason.PREEMPTED, 143), (StopReason.CANCELLED, -9)])
