@@ -9,6 +9,7 @@
     │   ├── InvalidDocument    JSON that is not one of ours, or of another schema version
     │   └── UnknownName        a name that no registry knows (application, policy, throughput model …)
     ├── LoopMisuse             a training loop that calls the agent in the wrong way: problem, fix
+    ├── PacingSlipped          an emulated job that falls behind the pace of its profile: by how much, fix
     ├── CheckpointError        a checkpoint that cannot be read or written: path, problem, fix
     ├── MissingDependency      an optional package that this command needs
     ├── IllegalTransition      a bug: the job life cycle has no such step
@@ -131,6 +132,23 @@ class LoopMisuse(PolluxError, RuntimeError):
 
     def __str__(self) -> str:
         return f"{self.problem}. {self.fix}."
+
+
+class PacingSlipped(PolluxError):
+    """An emulated job is too far behind the pace of its profile: what it measures and reports is not true any more."""
+
+    def __init__(self, slip: float, trained_s: float, bound: float) -> None:
+        super().__init__(slip, trained_s, bound)
+        self.slip = slip
+        self.trained_s = trained_s
+        self.bound = bound
+
+    def __str__(self) -> str:
+        return (
+            f"This emulated job is {self.slip:.1%} behind its pace after {self.trained_s:.0f} s (at most"
+            f" {self.bound:.0%}): this machine is too busy. Give pollux up a smaller --compress or fewer --slots, or"
+            " end what else runs here."
+        )
 
 
 class CheckpointError(PolluxError):

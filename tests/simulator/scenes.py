@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from pollux.applications import PassTime
 from pollux.core import (
     Allocation,
     BatchLimits,
@@ -29,7 +30,7 @@ from pollux.scheduler import EventLog, MemoryLog, SchedulerOptions
 from pollux.simulator.cluster_file import NodeChange
 from pollux.simulator.options import Options, WorldOptions
 from pollux.simulator.scenario import spec_of
-from pollux.simulator.truth import PassTime, Placement, Truth
+from pollux.simulator.truth import Placement, Truth
 from pollux.simulator.workload import WorkloadJob
 from pollux.simulator.world import World
 

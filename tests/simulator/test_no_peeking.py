@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulator.scenes import EQUAL_SHARE, run_jobs
 
+from pollux.applications import PassTime
 from pollux.core import Cluster, GradientStats, Snapshot
 from pollux.policies import Policy, registry
 from pollux.scheduler import Record
-from pollux.simulator.truth import PassTime, Placement, Truth, truths_built_in
+from pollux.simulator.truth import Placement, Truth, truths_built_in
 from pollux.simulator.workload import WorkloadJob
 from pollux.simulator.world import World
 

@@ -13,11 +13,12 @@ import pytest
 
 import pollux
 from pollux import applications
+from pollux.applications import PassTime
 from pollux.applications.measured import EpochStats, Measured, StepTime
 from pollux.core import BatchLimits, GradientStats, Shape
 from pollux.errors import InvalidDocument, InvalidModel, UnknownName
 from pollux.goodput import PAPER, gain, iteration_time
-from pollux.simulator.truth import FittedTruth, MeasuredTruth, PassTime, Truth, truths_built_in, truths_of_traces
+from pollux.simulator.truth import FittedTruth, MeasuredTruth, Truth, truths_built_in, truths_of_traces
 
 
 def made(**changes: object) -> Measured:

@@ -405,6 +405,16 @@ class Adapter:
         sqr, var = self._trusted.stats()
         return GradientStats(sqr, var) if sqr + var > 0.0 else None
 
+    @property
+    def noise_scale(self) -> float | None:
+        """φ in samples; None before it was measured, inf where noise hides the gradient."""
+        return self.noise.noise_scale(self.initial_batch_size) if self.noise.weight else None
+
+    @property
+    def told_loss(self) -> float | None:
+        """The training loss that is reported."""
+        return self.loss
+
     def profile(self) -> Profile:
         return self._stopwatch.profile()
 

@@ -12,6 +12,12 @@ POLLUX_HEARTBEAT_S                       seconds from one sign of life to the ne
 POLLUX_GPU_TYPE                          what the scheduler calls the GPUs of this node
 POLLUX_GROUP_TIMEOUT_S                   seconds after which a replica that waits for another takes it for lost
 
+On an emulated cluster (see emulation.py):
+
+POLLUX_COMPRESS                          how many seconds of the emulated cluster pass in one; set: it is emulated
+POLLUX_REALLOC_DELAY_S                   for how long its jobs do not train after a start or a change of their GPUs
+POLLUX_MACHINE_SLOTS                     slots of all its nodes that share this machine
+
 What the job's specification says about batch sizes, in place of the script's options:
 
 POLLUX_INITIAL_BATCH_SIZE                M0, in place of the loader's batch size
@@ -70,6 +76,29 @@ def variable(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class EmulatedCluster:
+    """What a job must know of the cluster that its own is to behave like."""
+
+    compress: float = 1.0
+    """Its seconds in one of ours."""
+    realloc_delay_s: float = 0.0
+    """In its seconds."""
+    machine_slots: int = 1
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> EmulatedCluster | None:
+        """None: nothing is emulated."""
+        if not given.get("POLLUX_COMPRESS"):
+            return None
+        delay = given.get("POLLUX_REALLOC_DELAY_S") or "0"
+        return cls(
+            _seconds(given, "POLLUX_COMPRESS", 1.0),
+            0.0 if delay == "0" else _seconds(given, "POLLUX_REALLOC_DELAY_S", 0.0),
+            _whole(given, "POLLUX_MACHINE_SLOTS", 1, 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """One replica's place among the others, and where its results go."""
 
@@ -90,6 +119,7 @@ class Environment:
     group_timeout_s: float = 1800.0
     gpu_type: str | None = None
     batch: BatchVariables = field(default_factory=BatchVariables)
+    emulated: EmulatedCluster | None = None
 
     @property
     def is_managed(self) -> bool:
@@ -124,6 +154,7 @@ class Environment:
             group_timeout_s=_seconds(given, "POLLUX_GROUP_TIMEOUT_S", 1800.0),
             gpu_type=given.get("POLLUX_GPU_TYPE") or None,
             batch=BatchVariables.read(given),
+            emulated=EmulatedCluster.read(given),
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from pollux.agent.emulation import Emulation
 from pollux.agent.environment import Environment
 from pollux.agent.evaluation import ShardedLoader, shard_loader
 from pollux.agent.looping import Goal
@@ -87,13 +88,17 @@ class Job:
     @property
     def noise_scale(self) -> float | None:
         """The gradient noise scale φ in samples; None before it was measured, inf where noise hides the gradient."""
-        adapter = self._made.adapter
-        return adapter.noise.noise_scale(adapter.initial_batch_size) if adapter.noise.weight else None
+        return self._made.adapter.noise_scale
 
     @property
     def learning_rate_factors(self) -> tuple[float, ...]:
         """What the learning rate of each parameter group is multiplied by now."""
         return self._made.adapter.factors_of(self.batch_size)
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """What the job emulates; None: it is a real one."""
+        return self._made.emulation
 
     # Setting up
 

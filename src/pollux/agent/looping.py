@@ -107,6 +107,7 @@ class TrainingLoop:
 
     def begin_pass(self, plan: StepPlan, index: int) -> None:
         self._come_to_first_pass()
+        self._stopwatch.expect(self._replicas.shape, plan, index)
         self.stepper.begin_pass(plan, index)
 
     def _come_to_first_pass(self) -> None:

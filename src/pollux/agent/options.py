@@ -65,6 +65,9 @@ class Options:
     samples_per_pass: int | None = None
     """Length of an iterable dataset that does not know it; `epochs` needs one."""
 
+    emulate: str | None = None
+    """The application whose pace, noise and loss the job takes over, as on an emulated cluster: `cifar10:0.2`."""
+
     report_every_s: float = 30.0
     """How often the model is fitted, the batch size tuned and a report sent."""
     checkpoint_every_s: float = 300.0
@@ -88,6 +91,8 @@ class Options:
         for name in ("checkpoint_dir", "tensorboard"):
             if not isinstance(getattr(self, name), str | Path | None):
                 raise InvalidSpec(name, getattr(self, name), "not a path", "Give the path of a folder")
+        if self.emulate is not None:
+            checks.text(InvalidSpec, "emulate", self.emulate)
         if not isinstance(self.ddp, Mapping):
             raise InvalidSpec("ddp", self.ddp, "not a dictionary", 'Give for instance {"bucket_cap_mb": 50}')
         if self.ddp.get("static_graph"):

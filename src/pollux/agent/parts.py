@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from pollux.agent.adapting import Adapter
 from pollux.agent.batching import BatchConfig, fitted_to, initial_config
 from pollux.agent.dealing import Dealer
+from pollux.agent.emulation import EmulatedAdapter, Emulation
 from pollux.agent.environment import Environment
 from pollux.agent.loader import ENDLESS, TrainingLoader, source_of
 from pollux.agent.looping import TrainingLoop
@@ -51,11 +53,13 @@ class Parts:
     teller: Teller
     iterations: int | None
     """Of M0 in one pass; None if its length is unknown."""
+    emulation: Emulation | None
 
     @classmethod
     def of(cls, given: Prepared, options: Options, environment: Environment, membership: Membership) -> Parts:
         """Put together for the user's objects."""
-        options = options.told(environment.batch)
+        emulation = Emulation.of(options, environment)
+        options = (emulation.told(options) if emulation is not None else options).told(environment.batch)
         replicas = membership.replicas
         model = ReplicatedModel(given.model, options.ddp)
         source = source_of(given.loader, options, replicas)
@@ -71,13 +75,17 @@ class Parts:
         dealer.measuring.splits = not (bool(batch_dependent_layers(given.model)) if depends is None else depends)
         dealer.least = 1 if dealer.measuring.splits else 2
         memory = MemoryBound(limits)
-        gpu_type = environment.gpu_type or replicas.gpu_type
-        stopwatch = Stopwatch(gpu_type, CudaClock() if replicas.device.type == "cuda" else HostClock())
+        if emulation is not None:
+            stopwatch: Stopwatch = emulation.stopwatch
+        else:
+            clock = CudaClock() if replicas.device.type == "cuda" else HostClock()
+            stopwatch = Stopwatch(environment.gpu_type or replicas.gpu_type, clock)
         meter = NoiseMeter(given.optimizer, preconditioner=options.preconditioner) if options.measure_noise else None
         iterations = math.ceil(source.pass_length / initial_batch_size) if source.pass_length else None
         rule = default_rule(kind(given.optimizer)) if options.rule == "auto" else rule_named(options.rule)
         tuning = TunerOptions(adapt=options.adapt, hysteresis=options.hysteresis)
-        adapter = Adapter(
+        make_adapter = Adapter if emulation is None else functools.partial(EmulatedAdapter, emulation)
+        adapter = make_adapter(
             options,
             replicas,
             dealer,
@@ -116,9 +124,8 @@ class Parts:
         loop.on_memory = teller.out_of_memory
         loader = TrainingLoader(given.loader, source, loop, iterations)
         loader.batch_size = initial_batch_size
-        parts = cls(
-            given, replicas, model, loader, schedule, scaler, dealer, adapter, stepper, loop, saver, teller, iterations
-        )
+        made = (model, loader, schedule, scaler, dealer, adapter, stepper, loop, saver, teller)
+        parts = cls(given, replicas, *made, iterations, emulation)
         parts.assign_roles()
         return parts
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pollux.agent.dealing import StepPlan
 from pollux.core import FrozenMap, Observation, ObservationKey, Profile, Shape
 from pollux.core.codec import decode, encode
 from pollux.errors import InvalidSpec
@@ -190,6 +191,9 @@ class Stopwatch:
         """The loader is about to fetch a micro-batch."""
         self._ready = self._averaged = None
         self._began = self._mark()
+
+    def expect(self, shape: Shape, plan: StepPlan, index: int) -> None:
+        """The micro-batch is there: pass `index` of that step. Who only measures learns that at its end."""
 
     def gradients_ready(self) -> None:
         """Inside the backward of a synchronising pass: the last gradient of this replica is there."""

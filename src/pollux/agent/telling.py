@@ -154,7 +154,7 @@ class Teller:
         if not self._replicas.is_main:
             return
         adapter = self._adapter
-        noise = adapter.noise.noise_scale(adapter.initial_batch_size) if adapter.gradient() else None
+        noise = adapter.noise_scale if adapter.gradient() else None
         report = AgentReport(
             job=JobId(self._environment.job),
             generation=self._replicas.generation,
@@ -162,7 +162,7 @@ class Teller:
             state=self.state(),
             profile=adapter.profile(),
             model=tuned.model if tuned is not None else None,
-            loss=finite(adapter.loss),
+            loss=finite(adapter.told_loss),
             throughput=tuned.throughput if tuned is not None else None,
             efficiency=tuned.efficiency if tuned is not None else None,
             goodput=tuned.goodput if tuned is not None else None,

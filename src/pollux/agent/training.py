@@ -80,6 +80,7 @@ class Training:
             if self._begin_again():
                 break
         self._membership.has_state = True
+        self._hold_back(None)
         if loaded is None:
             parts.teller.started()
         else:
@@ -311,11 +312,13 @@ class Training:
 
     def _join_the_others(self) -> None:
         """A newcomer has come to its first loop, and was called: from here on it is where they are."""
+        began_s = time.monotonic()
         change = self._membership.regroup(self._state, is_planned=False)
         assert change.state is not None
         self._settle_in(change)
         self._go_on_at(change.state["training"], restores_random=True)
         self._has_joined = True
+        self._hold_back(began_s)
         before = change.state["training"].get("replicas", self._replicas.size)
         self._parts.teller.replicas_changed(before, change.is_repair)  # nobody who was there before may be left to
         if self._parts.loop.is_stopped and not change.state["training"]["is_inside"]:
@@ -346,10 +349,16 @@ class Training:
                 is_planned = False
                 continue
             self._keep_random()
+            self._hold_back(began_s)
             if was_planned and has_trained and not change.is_repair:
                 self._parts.adapter.realloc_delay_s = time.monotonic() - began_s
             self._parts.teller.replicas_changed(before, change.is_repair)
             return
+
+    def _hold_back(self, since_s: float | None) -> None:
+        """Emulated GPUs take their time to change hands."""
+        if self._parts.emulation is not None:
+            self._parts.emulation.hold_back(since_s)
 
     def _go(self, left: Left) -> NoReturn:
         if not left.has_state_to_save:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pollux.core import BatchLimits, FrozenMap, GradientStats, Shape, ThroughputFit
 from pollux.errors import InvalidModel
@@ -76,6 +77,19 @@ class MetricCurve:
         return self.values[left] + weight * (self.values[left + 1] - self.values[left])
 
 
+class PassTime(NamedTuple):
+    """Seconds of the two kinds of passes over m examples a GPU."""
+
+    grad_time_s: float
+    """One that only accumulates."""
+    iteration_time_s: float
+    """One that synchronises: a whole iteration without accumulation."""
+
+    def iteration(self, accumulation_steps: int) -> float:
+        """Seconds of an iteration with that many accumulation passes before the one that synchronises."""
+        return self.iteration_time_s + accumulation_steps * self.grad_time_s
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
     """A training task of the catalogue."""
@@ -112,6 +126,32 @@ class Application:
         doublings -= math.log2(self.limits.initial_batch_size)
         ratio = math.exp(self.noise.log_ratio(progress, doublings))
         return GradientStats(sqr=1.0 / (1.0 + ratio), var=ratio / (1.0 + ratio))
+
+    def gradient_in_epoch(self, epoch: int, batch_size: float) -> GradientStats:
+        """The same, taken to be constant during an epoch: what it is in its middle."""
+        return self.gradient((epoch + 0.5) / self.epochs, batch_size)
+
+    def epoch_at(self, progress: float) -> int:
+        """In which epoch a run is that has made so much progress, in iterations at M0."""
+        return min(int(self.epochs * progress / self.total_progress), self.epochs - 1)
+
+    def pass_time(self, gpu_type: str, shape: Shape, per_gpu_batch_size: int) -> PassTime:
+        """How long passes take on GPUs of that type, by the fitted model."""
+        known = self.goodput(gpu_type, self.gradient_in_epoch(0, self.limits.initial_batch_size))
+        level = known.model.level(shape.num_nodes, shape.num_racks)
+        return PassTime(
+            float(known.model.t_grad(known.theta, per_gpu_batch_size)),
+            float(known.model.t_step(known.theta, shape.num_gpus, level, per_gpu_batch_size)),
+        )
+
+    def of_length(self, share: float) -> Application:
+        """A training run so many times as long; its noise and its metric go through the same curves."""
+        return replace(
+            self,
+            name=f"{self.name}:{share:g}",
+            epochs=max(1, round(self.epochs * share)),
+            total_progress=self.total_progress * share,
+        )
 
     def goodput(self, gpu_type: str, gradient: GradientStats, options: BatchOptions = DEFAULT_BATCH) -> GoodputModel:
         """Its goodput on a GPU type, as a job with these gradient statistics sees it."""

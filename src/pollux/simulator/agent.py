@@ -6,6 +6,8 @@ again only when a new one turns up.
 
 from __future__ import annotations
 
+from pollux.applications import PassTime
+from pollux.applications import PassTime
 from pollux.core import (
     BatchLimits,
     FrozenMap,
@@ -22,7 +24,6 @@ from pollux.core import (
 from pollux.goodput import DEFAULT_FIT, PUBLISHED, BatchOptions, Fit, Observations, best, fit
 from pollux.simulator.batch_split import SingleGpu, split
 from pollux.simulator.options import AgentOptions
-from pollux.simulator.truth import PassTime
 
 
 class Agent:

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from pollux import applications
-from pollux.applications import Application
+from pollux.applications import Application, PassTime
 from pollux.applications.fitting import KNOWN
 from pollux.applications.measured import Measured, StepTime
 from pollux.core import BatchLimits, GradientStats, Shape
@@ -32,19 +32,6 @@ Placement: TypeAlias = tuple[int, ...]
 MOST_NODES = 16
 """The artifact measured no more, and takes wider placements to be as slow as this."""
 Key = TypeVar("Key", bound=Hashable)
-
-
-class PassTime(NamedTuple):
-    """Seconds of the two kinds of passes over m examples a GPU."""
-
-    grad_time_s: float
-    """One that only accumulates."""
-    iteration_time_s: float
-    """One that synchronises: a whole iteration without accumulation."""
-
-    def iteration(self, accumulation_steps: int) -> float:
-        """Seconds of an iteration with that many accumulation passes before the one that synchronises."""
-        return self.iteration_time_s + accumulation_steps * self.grad_time_s
 
 
 class Truth(Protocol):
@@ -196,14 +183,15 @@ class FittedTruth:
     def passes(self, gpu_type: str, placement: Placement, per_gpu_batch_size: int) -> PassTime:
         key = gpu_type, placement, per_gpu_batch_size
         if (found := self._passes.get(key)) is None:
-            found = self._passes[key] = self._computed(gpu_type, placement, per_gpu_batch_size)
+            shape = Shape(sum(placement), len(placement))
+            found = self._passes[key] = self._application.pass_time(gpu_type, shape, per_gpu_batch_size)
         return found
 
     def gradient(self, epoch: int, batch_size: int) -> GradientStats:
         key = epoch, batch_size
         if (found := self._gradients.get(key)) is None:
             _check_epoch(self, epoch)
-            found = self._gradients[key] = self._application.gradient((epoch + 0.5) / self.epochs, batch_size)
+            found = self._gradients[key] = self._application.gradient_in_epoch(epoch, batch_size)
         return found
 
     def epoch_end(self, epoch: int) -> float:
@@ -218,16 +206,6 @@ class FittedTruth:
 
     def save(self) -> None:
         pass  # a formula is quicker than a file
-
-    def _computed(self, gpu_type: str, placement: Placement, per_gpu_batch_size: int) -> PassTime:
-        shape = Shape(sum(placement), len(placement))
-        goodput = self._application.goodput(gpu_type, self.gradient(0, self.limits.initial_batch_size))
-        model, theta = goodput.model, goodput.theta
-        level = model.level(shape.num_nodes, shape.num_racks)
-        return PassTime(
-            float(model.t_grad(theta, per_gpu_batch_size)),
-            float(model.t_step(theta, shape.num_gpus, level, per_gpu_batch_size)),
-        )
 
     def _iteration_ends(self, batch_size: int) -> list[float]:
         """By epoch; each takes its progress divided by what an iteration is worth in it."""
