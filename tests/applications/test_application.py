@@ -12,7 +12,7 @@ from pollux import applications
 from pollux.applications import MetricCurve, NoiseCurve
 from pollux.applications.catalogue import from_text, to_text
 from pollux.core import Shape
-from pollux.errors import InvalidDocument, InvalidModel, UnknownName
+from pollux.errors import InvalidDocument, InvalidModel, InvalidSpec, UnknownName
 from pollux.goodput import noise_scale
 
 PAPER_TASKS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
@@ -122,3 +122,38 @@ def test_a_damaged_application_file_is_refused_with_the_field():
     text = to_text(applications.load("bert")).replace('"epochs": 2', '"epochs": "two"')
     with pytest.raises(InvalidDocument, match="epochs"):
         from_text(text)
+
+
+def test_a_name_may_say_how_long_a_training_run_is():
+    whole, fifth, twice = (applications.load(name) for name in ("cifar10", "cifar10:0.2", "cifar10:2"))
+    assert (fifth.name, fifth.epochs, twice.epochs) == ("cifar10:0.2", 20, 200)
+    assert fifth.total_progress == pytest.approx(whole.total_progress / 5)
+    assert fifth.gradient(0.5, 512) == whole.gradient(0.5, 512)
+    assert fifth.limits == whole.limits
+    assert applications.load("bert:0.01").epochs == 1
+
+
+@pytest.mark.parametrize("length", ["", "0", "-1", "nan", "inf", "half"])
+def test_a_length_that_is_none_is_refused(length):
+    with pytest.raises(InvalidSpec, match=r"cifar10:0\.2"):
+        applications.load(f"cifar10:{length}")
+
+
+def test_a_length_does_not_make_an_unknown_application_known():
+    with pytest.raises(UnknownName, match="cifar10"):
+        applications.load("cifar:0.2")
+
+
+@given(st.floats(0.0, 1.0, exclude_max=True))
+def test_epochs_divide_the_run_evenly(share):
+    application = applications.load("yolov3:0.3")
+    epoch = application.epoch_at(share * application.total_progress)
+    assert epoch / application.epochs <= share + 1e-9
+    assert share <= (epoch + 1) / application.epochs + 1e-9
+    assert application.epoch_at(2 * application.total_progress) == application.epochs - 1
+
+
+def test_a_pass_that_synchronises_takes_longer_and_an_iteration_is_the_sum_of_its_passes():
+    times = applications.load("bert").pass_time("t4", Shape(8, 2), 12)
+    assert times.iteration_time_s > times.grad_time_s > 0
+    assert times.iteration(3) == pytest.approx(times.iteration_time_s + 3 * times.grad_time_s)
