@@ -43,6 +43,45 @@ def test_bench_hands_its_area_on(variables: dict[str, str], expected: bool) -> N
     assert ("--only goodput" in planned) is expected
 
 
+@pytest.mark.parametrize(
+    ("shared", "quiet", "is_fine"),
+    [
+        (0, 0, True),
+        (0, 5, True),
+        (5, 0, True),
+        (1, 0, False),
+        (0, 1, False),
+        (1, 5, False),
+        (5, 1, False),
+        (5, 5, False),
+    ],
+)
+def test_both_kinds_of_tests_run_and_either_may_fail_the_target(
+    tmp_path: Path, shared: int, quiet: int, is_fine: bool
+) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    # Stands in for pytest, whose 5 is that nothing was selected.
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> "{tmp_path}/said"\ncase "$*" in *"not quiet"*) exit {shared} ;; esac\nexit {quiet}\n'
+    )
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    for program in (python, tmp_path / "chromium"):
+        program.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / ".venv" / ".stamp").write_text(str(tmp_path))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ARGS": "-k fit"}
+    done = subprocess.run(["make", "test"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) is is_fine, done.stderr
+    first, second = (tmp_path / "said").read_text().splitlines()
+    assert "-n auto" in first
+    assert "-m not quiet" in first
+    assert "-n" not in second.split()
+    assert "-m quiet" in second
+    assert all(line.endswith("-k fit") for line in (first, second))
+
+
 def test_without_a_usable_python_setup_says_what_is_missing(tmp_path: Path) -> None:
     for tool in ("sh", "cat", "make"):
         found = shutil.which(tool)

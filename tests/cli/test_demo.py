@@ -13,12 +13,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pollux.cli.demo import command
+from pollux.cli.demo import command, emulated
 from pollux.cli.demo import report as demo_report
 from pollux.cli.demo import running as demo
-from pollux.cli.demo.cluster import processes_of
-from pollux.cli.demo.story import DemoResult, Moment, Outage, PolicyRun, changes, journal, printed_value, story
-from pollux.cli.demo.workload import FULL, QUICK, Arrival, Target, examples_folder, read_workload
+from pollux.cli.demo.story import DemoResult, Moment, PolicyRun, changes, printed_value, story
+from pollux.cli.demo.workload import FULL, QUICK, Arrival, Target, read_workload
+from pollux.cli.examples import examples_folder
+from pollux.cli.trial.cluster import processes_of
+from pollux.cli.trial.running import Outage, journal
 from pollux.core import FrozenMap, JobId, Phase
 from pollux.errors import InvalidInput, InvalidSpec
 from pollux.wire.api import EventView, JobView
@@ -230,17 +232,24 @@ class TestAResult:
 class TestTheCommand:
     @pytest.mark.parametrize(
         "arguments",
-        [["--only", "srtf"], ["--only", "fifo", "--kill-service"], ["--keep", "."], ["--report", "/dev/null"]],
+        [
+            ["--only", "srtf"],
+            ["--only", "fifo", "--kill-service"],
+            ["--keep", "."],
+            ["--report", "/dev/null"],
+            ["--gpus", "--emulate"],
+        ],
     )
     def test_refuses_what_it_cannot_do_before_anything_is_started(self, monkeypatch, arguments):
         monkeypatch.setattr(demo, "run_demo", lambda *given, **named: pytest.fail("it has begun"))
+        monkeypatch.setattr(emulated, "run_emulated_demo", lambda *given, **named: pytest.fail("it has begun"))
         refused = runner.invoke(app, arguments)
         assert isinstance(refused.exception, InvalidInput)
 
     def test_ends_with_1_and_says_why_if_a_job_missed_its_target(self, monkeypatch, tmp_path):
         missed = DemoResult((a_run(job=replace(told(), value=12.0)),), 2, False)
         monkeypatch.setattr(demo, "run_demo", lambda *given, **named: missed)
-        done = runner.invoke(app, ["--report", str(tmp_path), "--json", str(tmp_path / "all.json")])
+        done = runner.invoke(app, ["--no-emulate", "--report", str(tmp_path), "--json", str(tmp_path / "all.json")])
         assert done.exit_code == 1
         assert "has not reached its target: accuracy 12, not ≥ 90" in done.output
         assert json.loads((tmp_path / "all.json").read_text("utf-8"))["reallocations"] == 1
@@ -267,7 +276,7 @@ class TestWithRealProcesses:
         pytest.importorskip("torch")
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
-            [sys.executable, "-m", "pollux.cli.main", "demo", "--quick", "--report", str(tmp_path)],
+            [sys.executable, "-m", "pollux.cli.main", "demo", "--no-emulate", "--quick", "--report", str(tmp_path)],
             env={**os.environ, "DEMO_TEST_MARK": mark},
             stderr=subprocess.PIPE,
             text=True,

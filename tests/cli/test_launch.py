@@ -381,6 +381,27 @@ class TestNode:
         assert (folder, node, host, port, slots) == (home / "d", "a", "0.0.0.0", 7, 3)
         assert (options.is_ephemeral, options.hang_after_s, token_file) == (True, 5.0, home / "t")
 
+    def test_hands_variables_and_the_name_of_its_slots_on(self, served):
+        result = runner.invoke(app, ["node", "--gpu-type", "x1", "--env", "A=b=c", "--env", "_B2=", "--env", "A=d"])
+        assert result.exit_code == 0, result.stderr
+        options = served[0][5]
+        assert (options.gpu_type, options.replica_env) == ("x1", {"A": "d", "_B2": ""})
+
+    @pytest.mark.parametrize("text", ["A", "=b", "2A=b", "A B=c", ""])
+    def test_a_variable_without_name_or_value_is_wrong_input(self, served, text):
+        result = runner.invoke(app, ["node", "--env", text])
+        assert result.exit_code == 2
+        assert "--env = " in result.stderr
+        assert "is not NAME=VALUE" in result.stderr
+        assert not served
+
+    @pytest.mark.parametrize("name", ["", "a b", "-x", "a/b"])
+    def test_slots_cannot_be_called_anything(self, served, name):
+        result = runner.invoke(app, ["node", f"--gpu-type={name}"])
+        assert result.exit_code == 2
+        assert "--gpu-type = " in result.stderr
+        assert not served
+
     @pytest.mark.parametrize("name", ["a b/c", "..", "a,b"])
     def test_an_impossible_name_is_wrong_input(self, served, name):
         result = runner.invoke(app, ["node", "--node", name])

@@ -158,6 +158,14 @@ class TestRunning:
         assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & found.keys()
         assert node.token not in said
 
+    def test_it_finds_what_the_daemon_was_told_to_hand_on(self, nodes):
+        given = FrozenMap({"POLLUX_PACE": "2", "WHERE": "here", "MINE": "theirs"})
+        node = nodes(gpu_type="x1", replica_env=given)
+        _, said = outcome(node, "env", MINE="mine", POLLUX_PACE="3")
+        found = dict(line.split("=", 1) for line in said.splitlines())
+        assert (found["WHERE"], found["MINE"]) == ("here", "mine")
+        assert (found["POLLUX_PACE"], found["POLLUX_GPU_TYPE"]) == ("2", "x1")
+
     def test_it_sees_the_gpus_of_its_slots(self, nodes, monkeypatch):
         monkeypatch.setattr(daemon_module, "visible_devices", lambda given: ["0", "GPU-7", "2", "3"])
         node = nodes()

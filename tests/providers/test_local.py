@@ -18,7 +18,7 @@ import pytest
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidSpec, Permanent, Temporary
 from pollux.node import launching
-from pollux.providers.local import LocalProvider, supervised
+from pollux.providers.local import LocalProvider, devices, supervised
 from pollux.testing import ProviderContract
 from pollux.wire.frames import ask
 from pollux.wire.nodes import DescribeNode, Launch, ListReplicas, Seat, Spawn
@@ -170,6 +170,29 @@ class TestReplicas:
 
         asyncio.run(story())
 
+    def test_train_on_when_slots_are_called_otherwise_and_newcomers_find_other_variables(self, folder):
+        async def story():
+            async with started(folder, gpu_type="x1", replica_env={"PACE": "2"}, end=False):
+                replica, before = await begin_replica(folder), await answers(folder)
+            async with started(folder, gpu_type="x1", replica_env={"PACE": "2"}, end=False):
+                assert await pid_of(folder) == before.pid
+            for named in ({"gpu_type": "x1", "replica_env": {"PACE": "3"}}, {"gpu_type": "x2"}, {}):
+                async with started(folder, **named, end=False) as provider:
+                    said = await until_other(folder, before.pid)
+                    assert said.gpu_type == provider.nodes()[0].node.gpu_type == named.get("gpu_type", "cpu")
+                    assert said.replica_env == named.get("replica_env", {})
+                    assert await replica_pid(folder) == replica
+                    before = said
+            async with started(folder):
+                pass
+
+        async def until_other(folder, pid):
+            while (said := await answers(folder)).pid == pid:
+                await asyncio.sleep(0.02)
+            return said
+
+        asyncio.run(story())
+
     def test_of_a_node_that_is_not_wanted_any_more_are_ended_and_the_others_are_not(self, folder):
         async def story():
             async with started(folder, 2, end=False):
@@ -282,6 +305,21 @@ class TestDaemons:
                 assert given.node.gpu_type == "cpu"
                 assert given.node.num_gpus == len(os.sched_getaffinity(0))
                 await answers(folder)
+
+        asyncio.run(story())
+
+    def test_slots_that_are_called_something_are_no_gpus(self, folder, monkeypatch):
+        report = devices.DeviceReport(["0", "1"])
+        monkeypatch.setattr("pollux.providers.local.provider.describe_devices", lambda environment: report)
+
+        async def story():
+            async with started(folder, slots=4, gpu_type="x1", labels={"rack": "r"}, replica_env={"A": "b=c"}) as given:
+                (node,) = (one.node for one in given.nodes())
+                assert (node.gpu_type, node.num_gpus, node.labels) == ("x1", 4, {"rack": "r"})
+                said = await answers(folder)
+                assert (said.gpu_type, said.devices, said.replica_env) == ("x1", (), {"A": "b=c"})
+                environment = Path(f"/proc/{said.pid}/environ").read_bytes().split(b"\0")
+                assert b"CUDA_VISIBLE_DEVICES=" in environment
 
         asyncio.run(story())
 

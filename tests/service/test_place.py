@@ -105,7 +105,7 @@ def test_a_damaged_service_file_is_none(made, text):
 
 def test_what_up_was_told_comes_back(made):
     assert made.config() is None
-    told = ClusterConfig(2, 4, "pollux", FrozenMap({"p": -1.0, "solver": "genetic"}), 5.0, "0.0.0.0", 0)
+    told = ClusterConfig(2, 4, "pollux", FrozenMap({"p": -1.0, "solver": "genetic"}), 5.0, "0.0.0.0", 0, "t4", 7.5, 3.0)
     made.write_config(told)
     assert made.config() == told
 

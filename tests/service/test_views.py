@@ -23,6 +23,8 @@ from pollux.core import (
     JobRescaled,
     JobSpec,
     JobSubmitted,
+    Node,
+    NodeJoined,
     Observation,
     ObservationKey,
     Phase,
@@ -77,6 +79,13 @@ def test_a_running_job_shows_what_its_agent_reports():
     assert view.eta_s == pytest.approx(800 * 32 / 320)  # 800 iterations of M0 = 32 examples
     assert view.attained_gpu_s == pytest.approx(30)
     assert view.deadline_at_s == START_S + 60
+
+
+def test_figures_say_on_which_gpus_they_were_measured():
+    key, seen = ObservationKey(Shape(1), 32), Observation(0.0, 0, 1.0, 0.0, 1)
+    report = dataclasses.replace(report_at(5), profile=Profile().add("emulated-t4", key, seen))
+    assert views.job_view(job_of(), report, START_S).gpu_types == ("emulated-t4",)
+    assert views.job_view(job_of(), None, START_S).gpu_types == ()
 
 
 def test_before_the_first_report_the_model_of_the_scheduler_tells_the_progress():
@@ -169,8 +178,12 @@ def test_the_cluster_shows_who_holds_what():
         ("ready", 0, {"a": 2}),
         ("drained", 0, {"a": 1}),
     ]
+    assert [node.labels for node in view.nodes] == [{}, {}]
     service.undrain("n1")
     assert views.cluster_view(service, START_S).free_gpus == 1
+    service.hear(NodeJoined(Node("n1", 2, "x1", FrozenMap({"rack": "r"}))))
+    named = views.cluster_view(service, START_S).nodes[1]
+    assert (named.gpu_type, named.labels) == ("x1", {"rack": "r"})
     service.away.add("n1")
     assert views.cluster_view(service, START_S).nodes[1].state == "away"
 

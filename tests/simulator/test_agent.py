@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from tests.simulator.scenes import EQUAL_SHARE, events, reports, run_jobs
 
@@ -16,6 +18,7 @@ from pollux.core import (
     Progress,
     Shape,
 )
+from pollux.errors import InvalidSpec
 from pollux.simulator import agent as agents
 from pollux.simulator.agent import Agent
 from pollux.simulator.options import AgentOptions
@@ -47,6 +50,33 @@ def fits(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(agents, "fit", counted)
     return made
+
+
+class TestHysteresis:
+    def measured(self, hysteresis: float) -> Agent:
+        found = agent(AgentOptions(hysteresis=hysteresis))
+        for m in (128, 512):
+            measure(found, (1,), m)
+        measure(found, (2,), 64)
+        return found
+
+    def test_a_batch_size_stays_until_another_one_is_so_much_better(self):
+        quick, calm = self.measured(1.0), self.measured(1.05)
+        noises = [GradientStats(1.0, 4.0 * 1.1**step) for step in range(40)]
+        chosen = [[of.tune("t4", Shape(1), noise) for noise in noises] for of in (quick, calm)]
+        assert len(set(chosen[0])) > len(set(chosen[1])) > 1
+        assert all(before <= after for before, after in pairwise(chosen[1]))
+
+    def test_on_other_gpus_it_is_the_total_batch_size_that_stays(self):
+        stubborn = self.measured(1000.0)
+        assert stubborn.tune("t4", Shape(1), NOISY) == (128, 0)
+        assert stubborn.tune("t4", Shape(2), NOISY) == (64, 0)
+        assert stubborn.tune("t4", Shape(8, 2), NOISY) == (32, 0)  # less is not allowed
+        assert stubborn.tune("t4", Shape(1), NOISY) == (256, 0)
+
+    def test_below_one_makes_no_sense(self):
+        with pytest.raises(InvalidSpec, match=r"agent\.hysteresis"):
+            AgentOptions(hysteresis=0.99)
 
 
 class TestFixedBatch:

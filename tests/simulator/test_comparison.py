@@ -17,7 +17,7 @@ SMALL = ClusterFile(Cluster.uniform(2, 2, GPU_TYPE))
 @pytest.fixture
 def scenarios(tmp_path) -> list[Scenario]:
     path = tmp_path / "w.csv"
-    path.write_text("name,time,application,num_replicas,batch_size\na,0,ncf,1,256\nb,5,ncf,4,512\nc,7,ncf,1,256\n")
+    path.write_text("name,time,application,num_replicas,batch_size\na,0,ncf,1,256\nb,5,ncf:0.5,4,512\nc,7,ncf,1,256\n")
     return [Scenario(str(path), policy, SMALL) for policy in POLICIES]
 
 

@@ -29,7 +29,9 @@ from pollux.simulator.generator import (
     generate,
     tuned_configurations,
 )
-from pollux.simulator.workload import read_workload, to_csv, write_workload
+from pollux.simulator.workload import base_name, read_workload, to_csv, write_workload
+
+LISTED = ("six", "twelve", "four")
 
 LIMITS = {name: load(name).limits for name in names()}
 
@@ -318,7 +320,9 @@ class TestBuiltIn:
         assert workload.name == name
         write_workload(workload, tmp_path / f"{name}.csv")
         cluster = Cluster.uniform(built_in.num_nodes, built_in.gpus_per_node)
-        assert read_workload(tmp_path / f"{name}.csv", LIMITS, cluster) == workload
+        limits = {**LIMITS, **{job.application: load(job.application).limits for job in workload.jobs}}
+        assert read_workload(tmp_path / f"{name}.csv", limits, cluster) == workload
+        assert len(workload.jobs) == built_in.num_jobs
 
     def test_the_demo_is_short_contended_and_varied(self):
         jobs = built_in_workload("demo").jobs
@@ -326,6 +330,15 @@ class TestBuiltIn:
         assert jobs[-1].submitted_at_s < 5400
         assert {job.application for job in jobs} == {"bert", "cifar10", "deepspeech2", "ncf", "yolov3"}
         assert sum(job.num_gpus for job in jobs) > 5 * 16
+
+    def test_the_listed_ones_hold_every_application_but_the_smallest(self):
+        kinds = {name: {base_name(job.application) for job in built_in_workload(name).jobs} for name in LISTED}
+        assert kinds["six"] == kinds["twelve"] == set(names())
+        assert {name: BUILT_IN[name].num_jobs for name in LISTED} == {"six": 6, "twelve": 12, "four": 4}
+        for name in LISTED:
+            jobs = built_in_workload(name).jobs
+            assert all(1 <= job.num_gpus <= 4 for job in jobs)
+            assert len({job.application for job in jobs}) == len(jobs)
 
     def test_an_unknown_one_is_refused_with_the_names(self):
         assert "demo" in built_in_names()

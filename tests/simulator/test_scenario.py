@@ -68,6 +68,12 @@ class TestSimulate:
         assert simulate(Scenario(workload, "fifo", small(), options=options)).jobs[2] == last["fifo-backfill"]
         assert last["fifo"].started_at_s > last["fifo-backfill"].started_at_s
 
+    def test_early_rounds_are_among_the_inputs_that_are_kept(self, workload):
+        early = applied(Options(), {"early_gap_s": 2})
+        outcomes = [simulate(Scenario(workload, "fifo", small(), options=options)) for options in (early, Options())]
+        assert [outcome.inputs["early_gap_s"] for outcome in outcomes] == [2.0, None]
+        assert [outcome.jobs[0].started_at_s for outcome in outcomes] == [0.0, 60.0]
+
     def test_a_built_in_workload_brings_its_cluster(self):
         assert default_cluster("demo").cluster == Cluster.uniform(4, 4, GPU_TYPE)
         assert default_cluster("some.csv").cluster == Cluster.uniform(16, 4, GPU_TYPE)

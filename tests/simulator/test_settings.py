@@ -109,7 +109,7 @@ class TestApplied:
 
     def test_every_name_that_is_said_to_be_known_is(self):
         names = [name for name in known(Options()) if not name.startswith("policy.")]
-        values = {"interval_s": 60.0, "seed": 0}
+        values = {"interval_s": 60.0, "early_gap_s": None, "seed": 0}
         for name in names:
             section, _, field = name.partition(".")
             value = values[name] if name in values else getattr(getattr(Options(), section), field)

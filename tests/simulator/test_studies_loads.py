@@ -91,5 +91,10 @@ class TestGenerated:
         assert len(found.jobs) == num_jobs
         assert found.jobs[-1].submitted_at_s < BUILT_IN["demo"].options.duration_s
 
+    def test_of_those_that_are_listed_some_jobs_come_again(self):
+        found = generated_at("six", 1.5)
+        assert len(found.jobs) == 9
+        assert set(found.jobs) > set(built_in_workload("six").jobs)
+
     def test_a_load_of_one_is_the_built_in_workload(self):
         assert generated_at("demo", 1) == built_in_workload("demo")

@@ -16,7 +16,7 @@ from pollux import applications
 from pollux.applications import PassTime
 from pollux.applications.measured import EpochStats, Measured, StepTime
 from pollux.core import BatchLimits, GradientStats, Shape
-from pollux.errors import InvalidDocument, InvalidModel, UnknownName
+from pollux.errors import InvalidDocument, InvalidModel, InvalidSpec, UnknownName
 from pollux.goodput import PAPER, gain, iteration_time
 from pollux.simulator.truth import FittedTruth, MeasuredTruth, Truth, truths_built_in, truths_of_traces
 
@@ -138,9 +138,27 @@ class TestBoth:
                 ask(epoch)
 
 
+class TestBuiltInTruths:
+    def test_each_is_made_once_in_any_length(self):
+        truths = truths_built_in()
+        assert truths["cifar10:0.2"] is truths["cifar10:0.2"]
+        assert truths["cifar10:0.2"].epochs == truths["cifar10"].epochs // 5
+        assert "bert:3" in truths
+        assert set(truths) == set(applications.names())
+
+    @pytest.mark.parametrize("name", ["nope", "nope:2", ""])
+    def test_others_are_not_there(self, name):
+        assert name not in truths_built_in()
+
+    def test_what_is_no_length_is_said(self):
+        with pytest.raises(InvalidSpec, match="'bert:0': says no length"):
+            truths_built_in()["bert:0"]
+
+
 def test_only_the_applications_asked_for_are_loaded(tmp_path):
     assert list(truths_built_in(["ncf", "bert"])) == ["ncf", "bert"]
     assert set(truths_built_in()) == set(applications.names())
+    assert len(truths_built_in()) == len(applications.names())
     with pytest.raises(UnknownName, match="bert"):
         truths_built_in(["brt"])
     for name, placements in (("good", "placement,local_bsz,step_time,sync_time\n1,8,0.1,0.0\n"), ("bad", "")):

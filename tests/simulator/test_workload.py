@@ -15,10 +15,12 @@ from tests.simulator.refusals import refusing
 from pollux.applications import load, names
 from pollux.core import BatchLimits, Cluster
 from pollux.errors import InvalidDocument, InvalidSpec
-from pollux.simulator.cluster_file import read_cluster
+from pollux.simulator.cluster_file import ClusterFile, read_cluster
 from pollux.simulator.documents import MAX_LISTED
 from pollux.simulator.generator import BUILT_IN
+from pollux.simulator.options import Options
 from pollux.simulator.scenario import Scenario, simulate
+from pollux.simulator.settings import applied
 from pollux.simulator.workload import Workload, WorkloadJob, read_workload, to_csv, write_workload
 
 LIMITS = {"cifar10": BatchLimits(128, 4096, 32, 1024), "bert": BatchLimits(12, 384, 4, 12)}
@@ -77,6 +79,68 @@ class TestReading:
 
     def test_a_job_as_large_as_the_cluster_fits(self, read):
         assert read(HEADER + GOOD, Cluster.uniform(2, 3)).jobs[0].num_gpus == 6
+
+
+class TestLengths:
+    """`cifar10:0.2` is a training run a fifth as long; any length that is a number above 0."""
+
+    @pytest.fixture
+    def outcome(self, tmp_path):
+        def outcome(*rows: str, policy: str = "fifo", traces: Path | None = None):
+            path = tmp_path / "jobs.csv"
+            path.write_text(HEADER + "".join(f"{row}\n" for row in rows))
+            return simulate(Scenario(str(path), policy, ClusterFile(Cluster.uniform(2, 4, "t4")), traces))
+
+        return outcome
+
+    def test_a_job_takes_so_many_times_as_long(self, outcome):
+        jobs = outcome("a,0,cifar10,1,128", "b,0,cifar10:0.2,1,128", "c,0,cifar10:0.20,1,128", "d,0,cifar10:2,1,128")
+        whole, fifth, same, double = (job.finished_at_s - 90 for job in jobs.jobs)
+        assert (fifth / whole, double / whole) == (pytest.approx(0.2, rel=0.05), pytest.approx(2.0, rel=0.05))
+        assert same == fifth
+        assert [job.application for job in jobs.jobs] == ["cifar10", "cifar10:0.2", "cifar10:0.20", "cifar10:2"]
+
+    @pytest.mark.parametrize("policy", ["srtf", "optimus", "pollux"])
+    def test_every_policy_and_its_oracle_know_the_length(self, outcome, policy):
+        short, long = outcome("long,0,cifar10:0.3,1,128", "short,0,cifar10:0.1,1,128", policy=policy).jobs[::-1]
+        assert short.jct_s < long.jct_s
+
+    def test_a_pinned_application_is_pinned_in_every_length(self, tmp_path):
+        options = applied(Options(), {"agent.pinned": ["ncf"]})
+        workload = Workload("w", (WorkloadJob("a", 0.0, "ncf:2", 1, 256),))
+        cluster = ClusterFile(Cluster.uniform(2, 4, "t4"))
+        scenario = Scenario("w", "pollux", cluster, options=options, content=workload, histories=True)
+        (history,) = (simulate(scenario).histories or {}).values()
+        assert max(history.num_gpus) == 1
+
+    @pytest.mark.parametrize(
+        ("application", "expected"),
+        [
+            ("cifar10:0", "says no length, which is a number above 0; give cifar10, or for instance cifar10:0.2"),
+            ("cifar10:-1", "says no length"),
+            ("cifar10:x", "says no length"),
+            ("cifar10:", "says no length"),
+            ("cifar10:nan", "says no length"),
+            ("cifar10:0.1:0.1", "says no length"),
+            ("nope:0.1", "no such application; Known: bert, cifar10"),
+            ("cifar:0.1", "no such application; Did you mean 'cifar10'?"),
+            (":0.1", "no such application"),
+        ],
+    )
+    def test_what_is_no_length_is_refused_with_line_column_and_fix(self, outcome, application, expected):
+        with pytest.raises(InvalidDocument) as caught:
+            outcome("a,0,bert:0.1,1,12", f"b,0,{application},1,128")
+        assert f"line 3, application = '{application}': {expected}" in str(caught.value)
+
+    def test_limits_are_those_of_the_application(self, outcome):
+        with pytest.raises(
+            InvalidDocument, match=r"line 2, batch_size = '385': more than 384, the largest of bert:0\.1"
+        ):
+            outcome("a,0,bert:0.1,1,385")
+
+    def test_measured_traces_have_one_length(self, read):
+        with pytest.raises(InvalidDocument, match=r"'bert:0\.1': measured traces come in one length only; give bert"):
+            read(HEADER + "a,0,bert:0.1,1,12\n")
 
 
 class TestPublished:

@@ -69,6 +69,16 @@ class TestReading:
     def test_a_deadline_is_seconds_or_text(self, given, seconds):
         assert read({"command": PYTHON, "deadline": given}).deadline_s == seconds
 
+    @pytest.mark.parametrize("name", ["cifar10", "cifar10:0.2", "ncf:20", "bert:1e-05"])
+    def test_an_application_may_say_how_long_it_is(self, name):
+        assert read({"command": PYTHON, "application": name}).application == name
+        assert complaints(json_schema(), {"command": PYTHON, "application": name}) == []
+        assert "name" in faults({"command": PYTHON, "name": "a:2"})
+
+    @pytest.mark.parametrize("name", [":0.2", "ncf:", "ncf:long", "ncf:1:2", "a b:1"])
+    def test_and_nothing_else(self, name):
+        assert "cannot be a name" in faults({"command": PYTHON, "application": name})["application"].problem
+
     def test_paths_start_from_the_base_and_then_from_the_working_dir(self):
         request = read({"command": PYTHON, "working_dir": "a/../b", "checkpoint_dir": "saved"})
         assert (request.working_dir, request.checkpoint_dir) == ("/work/b", "/work/b/saved")

@@ -453,6 +453,8 @@ class Membership:
             return
         self._tell(ReplicaPhase.LEAVING, step)
         self._leave_group(is_broken=False)
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         self._link.close()
 
 

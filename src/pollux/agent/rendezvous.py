@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pollux.agent.lingering import Lingering
 from pollux.errors import InvalidSpec, Temporary
 from pollux.wire.frames import parse_address
 from pollux.wire.replicas import Join, Leave
@@ -85,11 +86,18 @@ class GroupSockets:
         self._group: ProcessGroup | None = None
         self._held: dict[int, socket.socket] = {}
         """By inode, those that were cut. While they are held, peers can still write to them."""
+        self._lingering: Lingering | None = None
 
     def seal(self, group: ProcessGroup | None) -> None:
         """The group is made, or none is needed: sockets that are opened from now on are not its."""
         self._after = set() if group is None else set(_socket_inodes()) - self._store
         self._group = group
+        if group is None or _is_nccl(group):
+            return
+        connections = list(self._own().values())
+        self._lingering = Lingering(connections)
+        for connection in connections:
+            connection.close()  # a copy, as all of `_own`
 
     def cut(self) -> None:
         """Let every call of this member that waits in the group fail at once. From any thread.
@@ -99,21 +107,32 @@ class GroupSockets:
         until `release`. Destroying or aborting the group instead does not do it: gloo keeps its sockets while anything
         refers to the group, and DDP does.
         """
-        for inode, descriptor in _socket_inodes().items():
-            is_own = inode not in self._before and (self._after is None or inode in self._after)
-            if is_own and inode not in self._held:
-                connection = _stop_reading(descriptor, inode)
-                if connection is not None:
-                    self._held[inode] = connection
-        if self._group is not None and dist.Backend.NCCL in self._group.name().lower():
+        for inode, connection in self._own().items():
+            with suppress(OSError):  # the other side has ended it
+                connection.shutdown(socket.SHUT_RD)
+            self._held[inode] = connection
+        if self._group is not None and _is_nccl(self._group):
             with suppress(RuntimeError):  # NCCL hides its connections; aborting it is enough there
                 self._group.abort()
 
     def release(self) -> None:
         """No member is in this group any more."""
         self._group = None
+        if self._lingering is not None:
+            self._lingering.end()
+            self._lingering = None
         while self._held:
             self._held.popitem()[1].close()
+
+    def _own(self) -> dict[int, socket.socket]:
+        """By inode, copies of the group's connections that are not held yet."""
+        found: dict[int, socket.socket] = {}
+        for inode, descriptor in _socket_inodes().items():
+            is_own = inode not in self._before and (self._after is None or inode in self._after)
+            connection = _connection(descriptor, inode) if is_own and inode not in self._held else None
+            if connection is not None:
+                found[inode] = connection
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +263,12 @@ class Rendezvous:
             sockets.release()
         self._left.clear()
 
+    def close(self) -> None:
+        """This replica is in no group any more, and will be in none."""
+        self._release()
+        if self._sockets is not None:
+            self._sockets.release()
+
     def cut(self, older_than: tuple[int, int]) -> None:
         """Cut the group of a membership before (generation, membership), or the one that is being made."""
         with self._lock:
@@ -316,6 +341,10 @@ def is_connection_loss(error: BaseException) -> bool:
     return any(place in text for place in _GLOO) and _MISUSE not in text
 
 
+def _is_nccl(group: ProcessGroup) -> bool:
+    return dist.Backend.NCCL in group.name().lower()
+
+
 def _host_and_port(address: str) -> tuple[str, int]:
     target = parse_address(address)
     if isinstance(target, str):
@@ -353,8 +382,8 @@ def _socket_inodes() -> dict[int, int]:
     return found
 
 
-def _stop_reading(descriptor: int, inode: int) -> socket.socket | None:
-    """Whoever reads from a TCP connection finds its end. None: it is none, or listens (gloo ends if that fails)."""
+def _connection(descriptor: int, inode: int) -> socket.socket | None:
+    """Another descriptor of a TCP connection. None: it is none, or listens (gloo ends if that fails)."""
     try:
         copy = os.dup(descriptor)
     except OSError:  # closed since
@@ -367,7 +396,6 @@ def _stop_reading(descriptor: int, inode: int) -> socket.socket | None:
     if connection.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):
             connection.getpeername()  # fails if it is not connected
-            connection.shutdown(socket.SHUT_RD)
             return connection
     connection.close()
     return None

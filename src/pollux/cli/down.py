@@ -159,12 +159,13 @@ def _end_daemons(folder: ClusterFolder, left: list[Path]) -> None:
 
     from pollux.node import launching
     from pollux.node.folder import StateFolder
-    from pollux.providers.local.supervised import SupervisedDaemon
+    from pollux.providers.local.supervised import SupervisedDaemon, Wanted
 
     def daemon(path: Path) -> SupervisedDaemon:
         node, state = NodeId(path.name), StateFolder(path, folder.token_file)
         command = [*launching.COMMAND, "--dir", str(path), "--node", node, "--slots", "1"]
-        return SupervisedDaemon(node, state, [*command, "--token-file", str(folder.token_file)], os.environ, 1)
+        command += ["--token-file", str(folder.token_file)]
+        return SupervisedDaemon(Wanted(node, 1, ""), state, command, os.environ)
 
     async def end() -> None:
         await asyncio.gather(*(daemon(path).end() for path in left))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from pollux.cli import output, words
+from pollux.cli import emulated, output, words
 from pollux.cli.columns import Column, fitted, width
 from pollux.cli.finding import DirOption, JobArgument, JobsArgument, Link, find
 from pollux.core import Phase
 from pollux.errors import InvalidInput, PolluxError
 from pollux.wire.answers import to_plain
-from pollux.wire.api import JobDetail, JobView
+from pollux.wire.api import JobDetail, JobView, NodeView
 
 CANCELLED = 3
 TIMED_OUT = 124  # as of timeout(1)
@@ -40,6 +40,7 @@ def ps(
     """List jobs: those that have not ended."""
     with find(path) as client:
         jobs = client.jobs(all=show_all, team=team or None).jobs
+        nodes = () if as_json else client.cluster().nodes
     if as_json:
         output.print_json(to_plain(jobs))
         return
@@ -48,6 +49,7 @@ def ps(
         return
     columns, rows = fitted(_columns(jobs, time.time()), jobs, width() - 1, 3)
     output.table([column.title for column in columns], rows)
+    emulated.tell(nodes)
 
 
 def _columns(jobs: Iterable[JobView], now_s: float) -> list[Column]:
@@ -71,11 +73,12 @@ def describe(job: JobArgument, path: DirOption = None, as_json: output.JsonOptio
     with find(path) as client:
         detail = client.job(job)
         found = client.events(job=detail.job.id, last=1000).events
+        nodes = () if as_json else client.cluster().nodes
     recent = tuple(event for event in found if event.kind not in SMALL_NEWS)[-NUM_EVENTS:]
     if as_json:
         output.print_json({**to_plain(detail), "events": to_plain(recent)})
         return
-    for name, value in _facts(detail, time.time()):
+    for name, value in _facts(detail, nodes, time.time()):
         output.console.print(Text(f"{name:<15}", style="bold") + Text(value), soft_wrap=True)
     if recent:
         output.console.print(Text("events", style="bold"))
@@ -83,9 +86,11 @@ def describe(job: JobArgument, path: DirOption = None, as_json: output.JsonOptio
         output.console.print(f"  {words.clock(event.at_s)}  {event.text}", soft_wrap=True)
 
 
-def _facts(detail: JobDetail, now_s: float) -> Iterable[tuple[str, str]]:
+def _facts(detail: JobDetail, nodes: Sequence[NodeView], now_s: float) -> Iterable[tuple[str, str]]:
     job = detail.job
     yield "job", words.title(job)
+    if remark := emulated.remark(nodes):
+        yield "runs on", remark
     why = job.exit_reason or job.waits_for
     code = f" (exit code {job.exit_code})" if job.exit_code else ""
     yield "phase", f"{job.phase}{code}{': ' if why else ''}{why}"

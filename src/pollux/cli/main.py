@@ -35,6 +35,7 @@ from pollux.cli import (
     workload,
 )
 from pollux.cli.demo.command import demo
+from pollux.cli.fidelity.command import fidelity
 from pollux.errors import InvalidInput, PolluxError, Refusal, Temporary
 
 FAILED = 1
@@ -160,7 +161,7 @@ for _command in (
     *(jobs.pause, jobs.resume, jobs.cancel, jobs.scale),
 ):
     app.command(rich_help_panel=JOBS)(_command)
-for _command in (simulate.simulate, simulate.compare, study.sweep, study.reproduce, workload.policies):
+for _command in (simulate.simulate, simulate.compare, fidelity, study.sweep, study.reproduce, workload.policies):
     app.command(rich_help_panel=SIMULATOR)(_command)
 app.add_typer(workload.app, name="workload", rich_help_panel=SIMULATOR)
 app.add_typer(profile.app, name="profile", rich_help_panel=SIMULATOR)

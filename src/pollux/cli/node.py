@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pollux.cli import output
-from pollux.core import NodeId
+from pollux.core import FrozenMap, NodeId
 from pollux.errors import InvalidInput
 
 
@@ -28,6 +29,18 @@ def node(
     ] = 0,
     slots: Annotated[
         int | None, typer.Option(min=1, help="Replicas that it has room for.", show_default="its GPUs, else its cores")
+    ] = None,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What its slots are called.", show_default="as the driver calls its GPUs"),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A variable that every replica finds in its environment; may be repeated. No place for secrets: "
+            "who is on this machine can read it.",
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -73,6 +86,10 @@ def node(
     here = name or socket.gethostname()
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}", here):
         raise InvalidInput("--node", here, "cannot be the name of a node", "Use letters, digits, '-', '_' and '.'")
+    if gpu_type is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", gpu_type):
+        fix = "Use letters, digits, '-', '_' and '.'"
+        raise InvalidInput("--gpu-type", gpu_type, "cannot be the name of a type of GPUs", fix)
+    replica_env = variables(env or ())
     state = StateFolder(folder or pollux_home() / "node", token_file)
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
     run = RunOptions(ready_timeout_s=ready_timeout, node_timeout_s=node_timeout, stuck_timeout_s=stuck_timeout)
@@ -81,6 +98,19 @@ def node(
         hang_after_s=hang_after,
         is_ephemeral=ephemeral,
         keep_logs_s=keep_logs * 86400.0,
+        gpu_type=gpu_type or "",
+        replica_env=replica_env,
         run=run,
     )
     raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))
+
+
+def variables(assignments: Sequence[str]) -> FrozenMap[str, str]:
+    """What `--env` says, each NAME=VALUE; the last one of a name counts."""
+    found = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InvalidInput("--env", text, "is not NAME=VALUE", "Give for instance --env OMP_NUM_THREADS=2")
+        found[name] = value
+    return FrozenMap(found)

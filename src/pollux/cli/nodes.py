@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from pollux.cli import output
+from pollux.cli import emulated, output
 from pollux.cli.finding import DirOption, NodesArgument, find
 from pollux.cli.words import count
 from pollux.wire.answers import to_plain
@@ -54,3 +54,4 @@ def _show(view: ClusterView, as_json: bool) -> None:
     ]
     output.table(["node", "state", "GPUs", "free", "type", "jobs", "address"], rows)
     output.note(f"{count(view.gpus, 'GPU')}, {view.free_gpus} free; policy {view.policy}, round {view.round}.")
+    emulated.tell(view.nodes)

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from pollux.cli import output, words
+from pollux.cli.emulated import EmulateOption, check_emulated, emulated_request
 from pollux.cli.finding import DirOption, Link, find
 from pollux.cli.job_options import document_of, request_of, with_job_options
 from pollux.cli.jobs import exit_code, tell_end
@@ -50,6 +51,7 @@ def submit(
             help="YAML or JSON; - is standard input. Options win over what files say.",
         ),
     ] = None,
+    emulate: EmulateOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only ask whether they would be taken.")] = False,
     path: DirOption = None,
     as_json: output.JsonOption = False,
@@ -61,8 +63,13 @@ def submit(
     command: list[str] = ctx.meta.get(_AFTER_DASHES, [])
     if files and command:
         raise InvalidInput("FILE", str(files[0]), "a command is given, too", "Give files, or a command after --")
-    requests = [adapted(request) for request in _requests(files or [], fields, command)]
+    if emulate is not None:
+        requests = [emulated_request(emulate, fields, [*map(str, files or []), *command])]
+    else:
+        requests = [adapted(request) for request in _requests(files or [], fields, command)]
     with find(path) as client:
+        if emulate is not None:
+            check_emulated(client, path)
         views = _submitted(client, requests, dry_run)
     if as_json:
         output.print_json(to_plain(views))
@@ -77,8 +84,9 @@ def submit(
 def run(
     fields: dict[str, Any],
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="After --, such as python train.py --epochs 3.")
-    ],
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="After --, such as python train.py --epochs 3.")
+    ] = None,
+    emulate: EmulateOption = None,
     path: DirOption = None,
     as_json: output.JsonOption = False,
 ) -> None:
@@ -90,8 +98,16 @@ def run(
     """
     from pollux.cli.following import Follower
 
-    request = adapted(request_of(document_of(fields, command), os.environ))
+    if emulate is not None:
+        request = emulated_request(emulate, fields, command or [])
+    elif command:
+        request = adapted(request_of(document_of(fields, command), os.environ))
+    else:
+        fix = "Give one: pollux run -- python train.py; on an emulated cluster, pollux run --emulate APP"
+        raise InvalidInput("COMMAND", None, "there is nothing to run", fix)
     with find(path) as client:
+        if emulate is not None:
+            check_emulated(client, path)
         job = client.submit(request.as_document())
     output.note(f"Job {words.title(job)} is submitted.")
     with Link(path) as link:

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pollux.cli import output, words
+from pollux.cli import emulated, output, words
 from pollux.cli.columns import Column, fitted, width
 from pollux.cli.finding import DirOption, Link
 from pollux.core import JobId, Phase
@@ -110,12 +110,14 @@ def header(view: Look) -> Text:
     counts = [f"{number} {phase}" for phase in Phase if (number := cluster.num_jobs.get(phase, 0))]
     away = [node.id for node in cluster.nodes if node.state == "away"]
     parts = [
-        f"{cluster.gpus - cluster.free_gpus} of {words.count(cluster.gpus, 'GPU')} used on "
+        f"{cluster.gpus - cluster.free_gpus} of {words.count(cluster.gpus, emulated.kind(cluster.nodes))} used on "
         f"{words.count(len(cluster.nodes), 'node')}",
         f"{cluster.policy}, round {cluster.round}, every {cluster.interval_s:g} s",
         ", ".join(counts) or "no jobs",
         f"up {words.duration(cluster.time_s - cluster.started_at_s)}",
     ]
+    if emulated.emulated_nodes(cluster.nodes):
+        parts.insert(1, emulated.pace(emulated.compression(cluster.nodes)))
     line = Text(" · ".join(parts))
     if cluster.is_recovering:
         line += Text(" · recovering", style="yellow")

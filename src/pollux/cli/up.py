@@ -8,21 +8,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pollux.cli import output, words
-from pollux.cli.finding import DirOption, option
-from pollux.core import FrozenMap
-from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary, UnknownName
+from pollux.cli import emulated, output, words
+from pollux.cli.cluster_options import merged, options_of, summary, with_emulation
+from pollux.cli.compressed import DEFAULT_TYPE, slots_of
+from pollux.cli.finding import DirOption, has_daemons, option
+from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary
 
 if TYPE_CHECKING:
-    from pollux.service.options import ServiceOptions
     from pollux.service.place import ClusterConfig, ClusterFolder
     from pollux.wire.api import ClusterView
 
@@ -34,8 +33,11 @@ LAST_LINES = 15
 FIRST_WORD_S = 5.0
 """After so long, people without a terminal are told what is awaited, too."""
 MOST_SOCKET_BYTES = 107
-CROWD = 2
-"""So many slots on a core are no fault yet."""
+CROWD, EMULATED_CROWD = 2, 16
+"""So many slots on a core are no fault yet; emulated ones mostly wait."""
+FAST = 60.0
+"""With more compression, what does not compress begins to count."""
+EMULATED_PANEL = "Emulated GPUs"
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -48,7 +50,7 @@ def up(
         int | None,
         typer.Option(
             min=0,
-            help="Room of each node; 0: its share of the GPUs, or of the cores.",
+            help="Room of each node; 0: its share of the GPUs, or of the cores, and 4 with --emulate.",
             show_default="as before, or 0",
         ),
     ] = None,
@@ -68,6 +70,42 @@ def up(
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, help="Its port; 0: any that is free.", show_default="as before, or 7333"),
+    ] = None,
+    emulate: Annotated[
+        bool | None,
+        typer.Option(
+            "--emulate/--no-emulate",
+            help="Slots act as GPUs that are not there, and the jobs of pollux run --emulate keep their pace.",
+            show_default="as before, or --no-emulate",
+            rich_help_panel=EMULATED_PANEL,
+        ),
+    ] = None,
+    compress: Annotated[
+        float | None,
+        typer.Option(
+            metavar="F",
+            help="How much faster than real all goes; other options are in emulated seconds.",
+            show_default="as before, or 20",
+            rich_help_panel=EMULATED_PANEL,
+        ),
+    ] = None,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="What they act as: a type that the built-in applications know.",
+            show_default=f"as before, or {DEFAULT_TYPE}",
+            rich_help_panel=EMULATED_PANEL,
+        ),
+    ] = None,
+    realloc_delay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="How long a re-allocation stops a job.",
+            show_default="as before, or 30",
+            rich_help_panel=EMULATED_PANEL,
+        ),
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Do not go to the background, as service managers like it.")
@@ -89,8 +127,11 @@ def up(
     _make(folder)
     if folder.is_locked:
         raise Permanent(folder.in_use())
-    config = merged(folder.config() or ClusterConfig(), nodes, slots, policy, settings, interval, host, port)
+    before = folder.config() or ClusterConfig()
+    config = merged(before, nodes, slots, policy, settings, interval, host, port)
+    config = with_emulation(config, emulate, compress, gpu_type, realloc_delay)
     options = options_of(folder, config)
+    _check_left(folder, before, config)
     _check_devices(config)
     check_port(config.host, config.port)
     if not config.host.startswith(LOOPBACK):
@@ -111,7 +152,8 @@ def up(
     view, pid, url = _start(folder)
     if as_json:
         answer = {"url": url, "pid": pid, "dir": folder.path, "token_file": folder.token_file}
-        output.print_json({**answer, "gpus": view.gpus, "nodes": {node.id: node.gpus for node in view.nodes}})
+        answer |= {"gpus": view.gpus, "nodes": {node.id: node.gpus for node in view.nodes}}
+        output.print_json({**answer, "gpu_types": sorted({node.gpu_type for node in view.nodes})})
     else:
         _tell(folder, view, url)
 
@@ -124,62 +166,39 @@ def _make(folder: ClusterFolder) -> None:
     folder.make()
 
 
-def merged(
-    before: ClusterConfig,
-    nodes: int | None,
-    slots: int | None,
-    policy: str | None,
-    settings: Sequence[str] | None,
-    interval: float | None,
-    host: str | None,
-    port: int | None,
-) -> ClusterConfig:
-    """What was told before, with what is told now. Another policy begins without the options of the last one."""
-    given = {"nodes": nodes, "policy": policy, "interval_s": interval, "host": host, "port": port}
-    config = replace(before, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    if slots is not None:
-        config = replace(config, slots=slots or None)
-    if config.policy != before.policy:
-        config = replace(config, policy_options=FrozenMap())
-    return replace(config, policy_options=FrozenMap({**config.policy_options, **_settings(settings or ())}))
+def _check_left(folder: ClusterFolder, before: ClusterConfig, config: ClusterConfig) -> None:
+    """Replicas that train on keep the pace that they were started with: no cluster goes at two."""
 
+    def pace(told: ClusterConfig) -> tuple[object, ...]:
+        return () if told.acts_as is None else (told.acts_as, told.compress, told.realloc_delay_s)
 
-def _settings(assignments: Sequence[str]) -> dict[str, object]:
-    from pollux.simulator.settings import parse
-
-    found = {}
-    for key, value in parse(assignments, example="policy.p=-1").items():
-        section, _, name = key.partition(".")
-        if section != "policy" or not name:
-            raise UnknownName("--set", key, ["policy.<option>"])
-        found[name] = value
-    return found
-
-
-def options_of(folder: ClusterFolder, config: ClusterConfig) -> ServiceOptions:
-    """Checked: what is wrong with them is better said here than in the log of a process in the background."""
-    from pollux.service.options import ServiceOptions
-
-    return ServiceOptions(
-        folder.path,
-        config.host,
-        config.port,
-        config.nodes,
-        config.slots,
-        config.policy,
-        config.policy_options,
-        config.interval_s,
-    )
+    if pace(before) != pace(config) and has_daemons(folder):
+        where = option(folder)
+        is_now = f"{summary(before)}, and what is asked for is {summary(config)}"
+        raise Permanent(
+            f"Daemons and jobs go on in {folder.path}. The cluster there is {is_now}. Save and end them first with "
+            f"pollux down{where}; or run pollux up{where} without other options for emulation, which finds them."
+        )
 
 
 def _check_devices(config: ClusterConfig) -> None:
     from pollux.providers.local.devices import describe_devices, slots_of_each
 
+    cores = slots_of_each(1, None, ())  # what a single node would offer
+    if config.acts_as is not None:
+        slots = config.nodes * slots_of(config)
+        if slots > EMULATED_CROWD * cores:
+            output.note(f"{slots} emulated GPUs share {words.count(cores, 'core')}: jobs may not keep their pace.")
+        if config.compress > FAST:
+            output.note(
+                f"--compress {config.compress:g} is a lot: starts of processes are not compressed, and take long "
+                f"beside all else. Up to {FAST:g} the figures mean something."
+            )
+        return
     report = describe_devices()
     if report.problem:
         output.note(report.problem)
     slots = config.nodes * slots_of_each(config.nodes, config.slots, report.devices)
-    cores = slots_of_each(1, None, ())  # what a single node would offer
     if not report.devices and slots > CROWD * cores:
         output.note(f"{slots} CPU slots share {words.count(cores, 'core')}: jobs will slow each other down.")
 
@@ -288,20 +307,25 @@ def _died(folder: ClusterFolder, code: int) -> str:
 
 def _tell(folder: ClusterFolder, view: ClusterView, url: str) -> None:
     where = option(folder)
-    kinds = " and ".join(sorted({node.gpu_type for node in view.nodes}))
-    what = "CPU slot" if kinds == "cpu" else "GPU"
+    compress = emulated.compression(view.nodes)
+    is_emulated = bool(emulated.emulated_nodes(view.nodes))
+    what = "CPU slot" if {node.gpu_type for node in view.nodes} == {"cpu"} else emulated.kind(view.nodes)
     going_on = sum(view.num_jobs.get(phase, 0) for phase in ("pending", "starting", "running", "resizing"))
     typer.echo(
         f"Ready: {words.count(view.gpus, what)} on {words.count(len(view.nodes), 'node')} "
         f"({', '.join(f'{node.id}: {node.gpus}' for node in view.nodes)}), policy {view.policy}, "
-        f"a round every {view.interval_s:g} s."
+        f"a round every {view.interval_s * compress:g} s{f' ({view.interval_s:g} s here)' if is_emulated else ''}."
     )
+    if is_emulated:
+        typer.echo(f"They are {emulated.pace(compress)}.")
     if going_on:
         typer.echo(f"{words.count(going_on, 'job')} from before {'goes' if going_on == 1 else 'go'} on.")
     typer.echo(f"REST API: {url} (token in {folder.token_file})")
     typer.echo("Next:")
     commands = {
-        f"pollux run{where} -- python train.py": "submit a job and follow it",
+        f"pollux run{where} {'--emulate cifar10:0.1' if is_emulated else '-- python train.py'}": (
+            "submit a job and follow it"
+        ),
         f"pollux top{where}": "watch the cluster",
         f"pollux down{where}": "save all jobs and end everything",
     }

@@ -252,7 +252,7 @@ def list_built_in(as_json: output.JsonOption = False) -> None:
             {
                 name: {
                     "title": found.title,
-                    "jobs": found.options.num_jobs,
+                    "jobs": found.num_jobs,
                     "nodes": found.num_nodes,
                     "gpus_per_node": found.gpus_per_node,
                 }
@@ -261,7 +261,7 @@ def list_built_in(as_json: output.JsonOption = False) -> None:
         )
         return
     rows = [
-        (name, found.options.num_jobs, f"{found.num_nodes} × {found.gpus_per_node} GPUs", found.title)
+        (name, found.num_jobs, f"{found.num_nodes} × {found.gpus_per_node} GPUs", found.title)
         for name, found in BUILT_IN.items()
     ]
     output.table(("name", "jobs", "cluster", "what it is"), rows)

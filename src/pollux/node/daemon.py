@@ -18,7 +18,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from pollux import __version__
-from pollux.core import JobId, NodeId
+from pollux.core import FrozenMap, JobId, NodeId
 from pollux.errors import PolluxError
 from pollux.node.devices import gpu_type, visible_devices
 from pollux.node.fingerprint import fingerprint
@@ -55,6 +55,10 @@ class DaemonOptions:
     """All replicas end with the daemon, and it with its parent process."""
     keep_logs_s: float = 30 * 86400.0
     """How long the logs of a job stay here after its end."""
+    gpu_type: str = ""
+    """What its slots are called instead of what they are; empty: what the driver says."""
+    replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    """Variables that every replica here finds in its environment."""
     preload: tuple[str, ...] | None = None
     """What the keeper imports for replicas; None: torch and Pollux."""
     run: RunOptions = field(default_factory=RunOptions)
@@ -130,6 +134,8 @@ class Daemon:
             store_lost,
             slots=self._slots,
             devices=devices,
+            gpu_type=options.gpu_type,
+            extra=options.replica_env,
             host=self._host,
             reached_at=reached_at,
             heartbeat_s=options.heartbeat_s,
@@ -137,8 +143,9 @@ class Daemon:
             keeper_timeout_s=options.run.ready_timeout_s,
         )
         home = Home(self.folder, self.node, hosting, watchers.publish, fingerprint, options.run)
+        kind = options.gpu_type or gpu_type(devices)
         description = NodeDescription(
-            self.node, os.getpid(), __version__, self._slots, gpu_type(devices), devices[: self._slots]
+            self.node, os.getpid(), __version__, self._slots, kind, devices[: self._slots], options.replica_env
         )
         server = Server(self.folder, description, hosting, home, watchers)
         keeper.on_exit, keeper.on_lost = hosting.ended, keeper_lost

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pollux.core import JobId
+from pollux.core import FrozenMap, JobId
 from pollux.errors import StaleGeneration
 from pollux.node.devices import devices_of, gpu_type
 from pollux.node.folder import last_lines
@@ -142,6 +142,10 @@ class Told:
     heartbeat_s: float = 1.0
     devices: tuple[str, ...] = ()
     """GPUs of this node, by slot."""
+    gpu_type: str = ""
+    """What its slots are called instead of what they are; empty: what the driver says."""
+    extra: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    """Variables that the daemon was told to hand on. A launch may have its own, but not of those of Pollux."""
 
     def variables(
         self, launch: Launch, seat: Seat, generation: int, slot: int, num_here: int, store: str
@@ -162,23 +166,30 @@ class Told:
             "POLLUX_HEARTBEAT_S": f"{self.heartbeat_s:g}",
             "PYTHONUNBUFFERED": "1",
         }
-        if self.devices:
-            told["POLLUX_GPU_TYPE"] = gpu_type(self.devices)
+        if self.gpu_type or self.devices:
+            told["POLLUX_GPU_TYPE"] = self.gpu_type or gpu_type(self.devices)
         if seat.is_newcomer:
             told["POLLUX_NEWCOMER"] = "1"
         if launch.checkpoint_dir:
             told["POLLUX_CHECKPOINT_DIR"] = launch.checkpoint_dir
-        if "OMP_NUM_THREADS" not in {**os.environ, **launch.environment}:
+        if "OMP_NUM_THREADS" not in {**os.environ, **launch.environment, **self.extra}:
             told["OMP_NUM_THREADS"] = "1"  # else each replica takes all cores of the node
-        return told
+        return {**self._extra_beside(launch), **told}
 
     def plain_variables(self, launch: Launch, slots: Sequence[int]) -> dict[str, str]:
         """The same for a plain command: nothing that would let it talk to the daemon."""
         told = {"POLLUX_JOB": launch.job, "PYTHONUNBUFFERED": "1"}
+        if self.gpu_type:
+            told["POLLUX_GPU_TYPE"] = self.gpu_type
         if launch.checkpoint_dir:
             told["POLLUX_CHECKPOINT_DIR"] = launch.checkpoint_dir
         if self.devices:
             told["CUDA_VISIBLE_DEVICES"] = devices_of(slots, self.devices)
-        elif "OMP_NUM_THREADS" not in {**os.environ, **launch.environment}:
+        elif "OMP_NUM_THREADS" not in {**os.environ, **launch.environment, **self.extra}:
             told["OMP_NUM_THREADS"] = str(len(slots))
-        return told
+        return {**self._extra_beside(launch), **told}
+
+    def _extra_beside(self, launch: Launch) -> dict[str, str]:
+        """Those that this launch does not set itself, and all that are Pollux's: they say what the cluster is."""
+        own = {name for name in launch.environment if not name.startswith("POLLUX_")}
+        return {name: value for name, value in self.extra.items() if name not in own}

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pollux.core import JobId, NodeId
+from pollux.core import FrozenMap, JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
 from pollux.node.folder import StateFolder
 from pollux.node.hosted import Hosted, Told
@@ -63,13 +63,16 @@ class Hosting:
         *,
         slots: int,
         devices: tuple[str, ...] = (),
+        gpu_type: str = "",
+        extra: FrozenMap[str, str] | None = None,
         host: str,
         reached_at: str,
         heartbeat_s: float = 1.0,
         hang_after_s: float = 15.0,
         keeper_timeout_s: float = 300.0,
     ) -> None:
-        """`keeper_timeout_s`: how long to wait for another keeper when the one before is gone."""
+        """`gpu_type`, `extra`: see `Told`. `keeper_timeout_s`: how long to wait for another keeper when the one before
+        is gone."""
         self._folder = folder
         self._node = node
         self._keeper = keeper
@@ -80,7 +83,7 @@ class Hosting:
         self._reached_at = reached_at
         self._hang_after_s = hang_after_s
         self._keeper_timeout_s = keeper_timeout_s
-        self._told = Told(folder.address, str(folder.token_file), heartbeat_s, devices)
+        self._told = Told(folder.address, str(folder.token_file), heartbeat_s, devices, gpu_type, extra or FrozenMap())
         self._roster = Roster(folder)
         self.links = Links(self._roster, self._heard, on_report)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -48,14 +48,24 @@ class ServiceOptions:
     """How long events that no snapshot needs are kept."""
     node_options: tuple[str, ...] = ()
     """More of `pollux node`, for all daemons."""
+    gpu_type: str | None = None
+    """What all slots are called instead of what they are; they are CPU slots then, and no GPU is used."""
+    node_labels: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    """Of every node."""
+    replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    """Variables that every replica finds in its environment."""
 
     def __post_init__(self) -> None:
         checks.whole(InvalidSpec, "nodes", self.nodes, 1)
         checks.whole(InvalidSpec, "slots", self.slots, 1, optional=True)
         for name in ("interval_s", "node_grace_s", "recovery_s", "stop_timeout_s", "plan_timeout_s", "keep_days"):
             checks.finite(InvalidSpec, name, getattr(self, name), 0, above=True)
-        for name in ("gather_s", "early_gap_s", "retry_pause_s"):
+        for name in ("usual_delay_s", "gather_s", "early_gap_s", "retry_pause_s"):
             checks.finite(InvalidSpec, name, getattr(self, name), 0)
+        if self.gpu_type is not None:
+            checks.text(InvalidSpec, "gpu_type", self.gpu_type)
+        for name in ("node_labels", "replica_env"):
+            checks.frozen(InvalidSpec, name, getattr(self, name))
         policy = registry.make(self.policy, self.policy_options)  # says what is wrong with name or options
         if "unmeasured_delay_s" in registry.describe(self.policy)["options"]:
             known = {"unmeasured_delay_s": self.usual_delay_s, **self.policy_options}

@@ -50,6 +50,12 @@ class ClusterConfig:
     interval_s: float = 60.0
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    acts_as: str | None = None
+    """The GPU type as which its slots act; None: they are what they are. The two below mean something only then."""
+    compress: float = 20.0
+    """How much faster than real all goes."""
+    realloc_delay_s: float = 30.0
+    """What a re-allocation costs, before it is compressed (paper, section 5.1)."""
 
 
 class ClusterFolder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pollux.core import Job, JobSpec, Node, Phase
+from pollux.scheduler.rounds import num_free
 from pollux.scheduler.state import SchedulerState
-from pollux.service.rounds import num_free
 from pollux.wire.api import Fault
 
 

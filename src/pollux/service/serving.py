@@ -64,7 +64,14 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
     listener = _listen(options.host, options.port)
     with listener, SqliteLog(place.database) as store:
         provider = LocalProvider(
-            place.path, place.token_file, options.nodes, options.slots, options=options.node_options
+            place.path,
+            place.token_file,
+            options.nodes,
+            options.slots,
+            options=options.node_options,
+            gpu_type=options.gpu_type,
+            labels=options.node_labels,
+            replica_env=options.replica_env,
         )
         service = Service(options, place, provider, store)
         loop = asyncio.get_running_loop()

@@ -69,6 +69,7 @@ def job_view(job: Job, report: AgentReport | None, now_s: float, waits_for: str 
         goodput=None if report is None else report.goodput,
         noise_scale=None if report is None else report.noise_scale,
         reported_at_s=None if report is None else report.sent_at_s,
+        gpu_types=() if report is None or report.profile is None else tuple(sorted(report.profile.observations)),
     )
 
 
@@ -110,7 +111,8 @@ def cluster_view(service: Service, now_s: float) -> ClusterView:
         here = held.get(node.id, {})
         free = max(node.num_gpus - sum(here.values()), 0) if node_state == "ready" else 0
         address = service.node_address(node.id)
-        nodes.append(NodeView(node.id, node.num_gpus, free, node.gpu_type, node_state, address, FrozenMap(here)))
+        jobs = FrozenMap(here)
+        nodes.append(NodeView(node.id, node.num_gpus, free, node.gpu_type, node_state, address, jobs, node.labels))
     return ClusterView(
         version=pollux.__version__,
         pid=os.getpid(),

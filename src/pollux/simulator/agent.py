@@ -7,7 +7,6 @@ again only when a new one turns up.
 from __future__ import annotations
 
 from pollux.applications import PassTime
-from pollux.applications import PassTime
 from pollux.core import (
     BatchLimits,
     FrozenMap,
@@ -21,7 +20,7 @@ from pollux.core import (
     Shape,
     ThroughputFit,
 )
-from pollux.goodput import DEFAULT_FIT, PUBLISHED, BatchOptions, Fit, Observations, best, fit
+from pollux.goodput import DEFAULT_FIT, PUBLISHED, BatchOptions, Fit, GoodputModel, Observations, best, fit
 from pollux.simulator.batch_split import SingleGpu, split
 from pollux.simulator.options import AgentOptions
 
@@ -38,6 +37,8 @@ class Agent:
         self._batch_options = BatchOptions(
             single_gpu_accumulation=options.single_gpu_accumulation, published_grid=options.published_grid
         )
+        self._batch_size = limits.initial_batch_size
+        """In use."""
         self._fits: dict[str, Fit] = {}
         self._summaries: FrozenMap[str, ThroughputFit] = FrozenMap()
         """Of the fits, as they are reported."""
@@ -49,12 +50,23 @@ class Agent:
         if self.fixed_batch_size is not None:
             return split(self.fixed_batch_size, shape.num_gpus, self.limits, self._single_gpu)
         fitted = self._fits.get(gpu_type)
-        if fitted is not None:
-            asked = (fitted, shape, gradient)
-            if self._tuned[0] != asked:
-                self._tuned = asked, self._best(fitted, shape, gradient)
-            return self._tuned[1]
-        return self._smallest(shape)
+        if fitted is None:
+            return self._smallest(shape)
+        asked = (fitted, shape, gradient)
+        if self._tuned[0] != asked:
+            self._tuned = asked, self._chosen(fitted, shape, gradient)
+        return self._tuned[1]
+
+    def _chosen(self, fitted: Fit, shape: Shape, gradient: GradientStats) -> tuple[int, int]:
+        """The best, unless what is in use is almost as good on these GPUs."""
+        found, least = self._best(fitted, shape, gradient), self._options.hysteresis
+        if least > 1.0:
+            job = GoodputModel(fitted.model, fitted.theta, gradient, self.limits, self._batch_options)
+            now = self._cut(self._batch_size, shape)
+            if job.goodput(shape, *found) <= least * job.goodput(shape, *now):
+                found = now
+        self._batch_size = shape.num_gpus * found[0] * (found[1] + 1)
+        return found
 
     def _best(self, fitted: Fit, shape: Shape, gradient: GradientStats) -> tuple[int, int]:
         found = best(fitted.model, fitted.theta, shape, gradient, self.limits, self._batch_options)
@@ -63,8 +75,12 @@ class Agent:
         return self._smallest(shape)
 
     def _smallest(self, shape: Shape) -> tuple[int, int]:
-        smallest = max(self.limits.initial_batch_size, self.limits.min_per_gpu_batch_size * shape.num_gpus)
-        return split(smallest, shape.num_gpus, self.limits, self._single_gpu)
+        return self._cut(self.limits.initial_batch_size, shape)
+
+    def _cut(self, batch_size: int, shape: Shape) -> tuple[int, int]:
+        """That batch size on these GPUs, or the least that they can share."""
+        batch_size = max(batch_size, self.limits.min_per_gpu_batch_size * shape.num_gpus)
+        return split(batch_size, shape.num_gpus, self.limits, self._single_gpu)
 
     def observe(self, gpu_type: str, shape: Shape, per_gpu_batch_size: int, passes: PassTime) -> None:
         """Take a measurement in; fit again if it tells something new."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
@@ -61,7 +61,7 @@ def _follow(futures: list[Future[Outcome]], queue: Any, on_progress: Callable[[f
 
 
 @lru_cache(maxsize=4)
-def _truths(traces: Path | None) -> dict[str, Truth]:
+def _truths(traces: Path | None) -> Mapping[str, Truth]:
     """Read once in each process."""
     return load_truths(traces)
 

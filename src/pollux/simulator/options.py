@@ -24,6 +24,8 @@ class WorldOptions:
 
     realloc_delay_s: float = 30.0
     """A job does not train for so long after each start and each change of its GPUs (paper, section 5.3)."""
+    warm_up_s: float = 0.0
+    """In place, a job that gets new replicas trains on as it is for so long before: until these are there to join."""
     interference: float = 0.0
     """Share of its speed that a job on several nodes loses while it shares one of them with another such job."""
     rank_order: RankOrder = RankOrder.LARGEST_FIRST
@@ -40,6 +42,7 @@ class WorldOptions:
 
     def __post_init__(self) -> None:
         checks.finite(InvalidSpec, "world.realloc_delay_s", self.realloc_delay_s, 0)
+        checks.finite(InvalidSpec, "world.warm_up_s", self.warm_up_s, 0)
         checks.finite(InvalidSpec, "world.interference", self.interference, 0)
         if self.interference >= 1:
             raise InvalidSpec(
@@ -56,6 +59,11 @@ class AgentOptions:
 
     report_interval_s: float = 30.0
     """It measures, tunes its batch size and reports this often (paper, section 4.3)."""
+    first_report_s: float | None = None
+    """Each job does so at times of its own, as deployed ones do: first so long after it begins to train on some GPUs,
+    then every interval. None: all at the same moments, the multiples of the interval."""
+    hysteresis: float = 1.0
+    """A batch size is left only for one whose goodput is predicted to be so many times better (deployed: 1.05)."""
     single_gpu_accumulation: bool = False
     """One GPU takes two passes for a batch above M0, as the artifact's noise estimator needs."""
     published_grid: bool = False
@@ -67,6 +75,8 @@ class AgentOptions:
 
     def __post_init__(self) -> None:
         checks.finite(InvalidSpec, "agent.report_interval_s", self.report_interval_s, 0, above=True)
+        checks.finite(InvalidSpec, "agent.first_report_s", self.first_report_s, 0, above=True, optional=True)
+        checks.finite(InvalidSpec, "agent.hysteresis", self.hysteresis, 1)
 
 
 RESTARTS = SchedulerOptions(in_place=False)
@@ -79,6 +89,10 @@ class Options:
 
     interval_s: float = 60.0
     """From round to round; the first is one interval after the start."""
+    early_gap_s: float | None = None
+    """Rounds also come as soon as GPUs lie idle while a job waits, but no sooner than this after the one before; the
+    first is then at the start, and intervals count from the last round: the rule of the deployed scheduler. None: no
+    round comes early."""
     seed: int = 0
     world: WorldOptions = field(default_factory=WorldOptions)
     agent: AgentOptions = field(default_factory=AgentOptions)
@@ -87,4 +101,8 @@ class Options:
 
     def __post_init__(self) -> None:
         checks.finite(InvalidSpec, "interval_s", self.interval_s, 0, above=True)
+        checks.finite(InvalidSpec, "early_gap_s", self.early_gap_s, 0, above=True, optional=True)
         checks.whole(InvalidSpec, "seed", self.seed, 0)
+        if self.world.whole_seconds and self.agent.first_report_s is not None:
+            problem = "with world.whole_seconds progress is added up when all report together"
+            raise InvalidSpec("agent.first_report_s", self.agent.first_report_s, problem, "Leave one of them out")

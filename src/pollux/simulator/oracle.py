@@ -88,7 +88,7 @@ class OracleSource:
         self._options = options
         self._cluster = Cluster()
         self._gpu_type: str | None = None
-        self._futures: dict[tuple[str, int | None, int | None, int | None, str | None], _Future] = {}
+        self._futures: dict[tuple[str | None, int | None, int | None, int | None, str | None], _Future] = {}
 
     def ask(self, training: Training, run: Run | None, cluster: Cluster, now: float) -> Oracle:
         """The truth about one job at this moment."""
@@ -96,7 +96,7 @@ class OracleSource:
             self._cluster, self._futures = cluster, {}
             self._gpu_type = next(iter(cluster.gpu_types), None)
         truth, spec, epoch = training.truth, training.spec, training.epoch
-        key = truth.name, spec.requested_batch_size, spec.requested_gpus, spec.max_gpus, spec.gpu_type
+        key = spec.application, spec.requested_batch_size, spec.requested_gpus, spec.max_gpus, spec.gpu_type
         future = self._futures.get(key)
         if future is None:
             gpu_type = spec.gpu_type or self._gpu_type or truth.gpu_types[0]

@@ -22,7 +22,7 @@ from pollux.simulator.metrics import JobOutcome, Outcome
 from pollux.simulator.options import AgentOptions, Options, WorldOptions
 from pollux.simulator.timeline import Histories
 from pollux.simulator.truth import Truth, truths_built_in, truths_of_traces
-from pollux.simulator.workload import Workload, WorkloadJob, checked, read_workload
+from pollux.simulator.workload import Workload, WorkloadJob, base_name, checked, read_workload
 from pollux.simulator.world import World
 
 GPU_TYPE = "t4"
@@ -87,7 +87,7 @@ def prepare(scenario: Scenario, truths: Mapping[str, Truth] | None = None) -> Pr
     if scenario.content is None:
         workload = load_workload(scenario.workload, truths, cluster.largest)
     else:
-        workload = checked(scenario.content, _limits(truths), cluster.largest)
+        workload = checked(scenario.content, _Limits(truths), cluster.largest)
     _check_gpu_types(cluster, {job.application: truths[job.application] for job in workload.jobs})
     for name in scenario.options.agent.pinned:
         if name not in truths and name not in applications.names():
@@ -123,7 +123,7 @@ def simulate(
     world = world_of(jobs, ready.truths, cluster.cluster, ready.policy, scenario.options, cluster.changes, log)
     world.histories = Histories() if scenario.histories else None
     world.run(on_end)
-    _save(ready.truths)
+    _save(ready)
     ended = sorted(world.scheduler.state.ended.values(), key=lambda job: job.sequence)
     outcome = Outcome(
         ready.workload.name,
@@ -170,7 +170,7 @@ def _fairness(ready: Prepared, outcomes: Sequence[JobOutcome], on_job: Callable[
     by_name = {job.name: job for job in ready.workload.jobs}
     jobs, ends = [by_name[job.name] for job in outcomes], [job.finished_at_s for job in outcomes]
     found = measure(jobs, ends, ready.cluster.cluster, options.interval_s, jct_alone, on_job)
-    _save(ready.truths)
+    _save(ready)
     return found
 
 
@@ -191,13 +191,13 @@ def _failed_alone(job: str, num_gpus: int, error: PolluxError) -> PolluxError:
     return PolluxError(what)
 
 
-def _save(truths: Mapping[str, Truth]) -> None:
-    for truth in truths.values():
-        truth.save()
+def _save(ready: Prepared) -> None:
+    for application in sorted({job.application for job in ready.workload.jobs}):
+        ready.truths[application].save()
 
 
-def load_truths(traces: Path | None) -> dict[str, Truth]:
-    """Of measured traces, or of the built-in applications."""
+def load_truths(traces: Path | None) -> Mapping[str, Truth]:
+    """Of measured traces, or of the built-in applications in any length."""
     return truths_built_in() if traces is None else truths_of_traces(traces)
 
 
@@ -212,20 +212,32 @@ def default_cluster(workload: str) -> ClusterFile:
 def load_workload(name: str, truths: Mapping[str, Truth], cluster: Cluster) -> Workload:
     """The built-in workload of that name, or the file at that path."""
     if name in BUILT_IN:
-        return checked(built_in_workload(name), _limits(truths), cluster)
+        return checked(built_in_workload(name), _Limits(truths), cluster)
     if not Path(name).exists():
         known = ", ".join(BUILT_IN)
         raise InvalidSpec("workload", name, "is neither a file nor a built-in workload", f"Built-in ones: {known}")
-    return read_workload(Path(name), _limits(truths), cluster)
+    return read_workload(Path(name), _Limits(truths), cluster)
 
 
-def _limits(truths: Mapping[str, Truth]) -> dict[str, BatchLimits]:
-    return {name: truth.limits for name, truth in truths.items()}
+class _Limits(Mapping[str, BatchLimits]):
+    """Those of truths; these may be of names that they do not list."""
+
+    def __init__(self, truths: Mapping[str, Truth]) -> None:
+        self._truths = truths
+
+    def __getitem__(self, name: str) -> BatchLimits:
+        return self._truths[name].limits
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._truths)
+
+    def __len__(self) -> int:
+        return len(self._truths)
 
 
 def spec_of(job: WorkloadJob, truth: Truth, policy: Policy, options: AgentOptions) -> JobSpec:
     """What its owner submits under that policy: with a fixed batch size where batch sizes do not adapt."""
-    is_pinned = policy.adapts_gpus and job.application in options.pinned
+    is_pinned = policy.adapts_gpus and not {job.application, base_name(job.application)}.isdisjoint(options.pinned)
     keeps_largest = is_pinned and policy.adapts_batch
     return JobSpec(
         id=JobId(job.name),
@@ -288,6 +300,7 @@ def _inputs(ready: Prepared) -> dict[str, Any]:
         "adapts_batch": ready.policy.adapts_batch,
         "traces": None if scenario.traces is None else str(scenario.traces),
         "interval_s": options.interval_s,
+        "early_gap_s": options.early_gap_s,
         "seed": options.seed,
         "world": encode(options.world),
         "agent": encode(options.agent),

@@ -13,6 +13,7 @@ from pollux.errors import InvalidDocument, InvalidSpec, UnknownName
 from pollux.simulator.options import Options
 
 POLICY = "policy"
+PLAIN = ("interval_s", "early_gap_s", "seed")
 SECTIONS = ("world", "agent", "scheduler")
 HIDDEN = (
     "scheduler.seed",
@@ -45,7 +46,7 @@ def applied(options: Options, settings: Mapping[str, object]) -> Options:
         elif section in SECTIONS and name:
             changed = _changed(getattr(options, section), section, name, value)
             options = replace(options, **{section: changed})
-        elif key in ("interval_s", "seed"):
+        elif key in PLAIN:
             options = _changed(options, "", key, value)
         else:
             raise UnknownName("setting", key, known(options))
@@ -55,7 +56,7 @@ def applied(options: Options, settings: Mapping[str, object]) -> Options:
 def known(options: Options) -> tuple[str, ...]:
     """Every name that can be set; a policy's own are `policy.<option>`."""
     nested = [f"{section}.{field.name}" for section in SECTIONS for field in fields(getattr(options, section))]
-    return ("interval_s", "seed", *(name for name in nested if name not in HIDDEN), "policy.<option>")
+    return (*PLAIN, *(name for name in nested if name not in HIDDEN), "policy.<option>")
 
 
 def _changed(target: Any, section: str, name: str, value: object) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -26,6 +26,7 @@ from pollux.goodput.numerics import FloatArray
 from pollux.simulator.qhull import load_qhull
 from pollux.simulator.remembered import Remembered
 from pollux.simulator.traces import application_names, read_application, step_time_files
+from pollux.simulator.workload import base_name
 
 Placement: TypeAlias = tuple[int, ...]
 """GPUs of a job on each of its nodes, in rank order."""
@@ -76,10 +77,34 @@ def truths_of_traces(folder: Path, names: Iterable[str] | None = None) -> dict[s
     }
 
 
-def truths_built_in(names: Iterable[str] | None = None) -> dict[str, Truth]:
-    """The built-in applications of these names, or all."""
-    wanted = applications.names() if names is None else names
-    return {name: FittedTruth(applications.load(name)) for name in wanted}
+def truths_built_in(names: Iterable[str] | None = None) -> Mapping[str, Truth]:
+    """The built-in applications of these names, or all, then in any length."""
+    if names is None:
+        return BuiltInTruths()
+    return {name: FittedTruth(applications.load(name)) for name in names}
+
+
+class BuiltInTruths(Mapping[str, "Truth"]):
+    """The built-in applications, each made when it is first asked for, of the length that its name says.
+
+    Lists their names alone. `cifar10:x`, which says no length, is an InvalidSpec, not a KeyError.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, Truth] = {}
+
+    def __getitem__(self, name: str) -> Truth:
+        if name not in self._made:
+            if base_name(name) not in applications.names():
+                raise KeyError(name)
+            self._made[name] = FittedTruth(applications.load(name))
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(applications.names())
+
+    def __len__(self) -> int:
+        return len(applications.names())
 
 
 class MeasuredTruth:

@@ -23,6 +23,11 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 """What a file must have, in the order that `write_workload` gives; others are passed over."""
 
 
+def base_name(application: str) -> str:
+    """`cifar10` of `cifar10:0.2`, which is the same application with a training run a fifth as long."""
+    return application.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadJob:
     """One job: when it arrives, and what its owner would choose for it."""
@@ -73,7 +78,8 @@ class Workload:
 def read_workload(path: Path, limits: Mapping[str, BatchLimits], cluster: Cluster | None = None) -> Workload:
     """The jobs of a CSV file; raises InvalidDocument with every damaged row.
 
-    `limits` are those of the applications that may be named. With a cluster, jobs that ask for more GPUs than its
+    `limits` are those of the applications that may be named: KeyError for any other, InvalidSpec for one that is
+    named in a length that it cannot have. With a cluster, jobs that ask for more GPUs than its
     schedulable nodes have are refused as well. The workload is named as the file, without its ending.
     """
     text = read_text("workload", path)
@@ -137,16 +143,28 @@ class _Reader:
         time = row.at_least_zero("time", "give seconds after the start of the workload, 0 or more")
         gpus, batch = row.whole("num_replicas"), row.whole("batch_size")
         application = row.get("application")
-        if application is not None and application not in self.limits:
-            row.wrong("application", "no such application", UnknownName("", application, self.limits).fix)
-        elif application is not None and batch is not None:
-            _check_batch(row, application, self.limits[application], gpus, batch)
+        limits = None if application is None else self._limits_of(row, application)
+        if application is not None and limits is not None and batch is not None:
+            _check_batch(row, application, limits, gpus, batch)
         if gpus is not None and self.max_gpus is not None and gpus > self.max_gpus:
             fix = f"ask for {self.max_gpus} or fewer, or take a larger cluster"
             row.wrong("num_replicas", f"more GPUs than the {self.max_gpus} of the cluster", fix)
         if name is None or time is None or application is None or gpus is None or batch is None:
             return None
         return None if row.problems else WorkloadJob(name, time, application, gpus, batch)
+
+    def _limits_of(self, row: Row, application: str) -> BatchLimits | None:
+        base = base_name(application)
+        try:
+            return self.limits[application]
+        except InvalidSpec as error:  # of its length
+            row.wrong("application", error.problem, error.fix[:1].lower() + error.fix[1:])
+        except KeyError:
+            if base != application and base in self.limits:
+                row.wrong("application", "measured traces come in one length only", f"give {base}")
+            else:
+                row.wrong("application", "no such application", UnknownName("", base, self.limits).fix)
+        return None
 
     def _name(self, row: Row) -> str | None:
         """The name, noted as wrong if a row above has it."""

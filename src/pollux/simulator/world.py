@@ -23,6 +23,7 @@ from pollux.core import (
     Cluster,
     Event,
     FrozenMap,
+    GenerationAbandoned,
     JobFinished,
     JobId,
     JobReported,
@@ -47,6 +48,7 @@ from pollux.core import (
 from pollux.errors import InvalidSpec, PolicyFailed, PolluxError
 from pollux.policies.base import Policy
 from pollux.scheduler import EventLog, Scheduler
+from pollux.scheduler.rounds import RoundTimes
 from pollux.simulator.cluster_file import NodeChange
 from pollux.simulator.options import Options
 from pollux.simulator.oracle import OracleSource
@@ -100,6 +102,9 @@ class World:
         self._num_ahead = 0
         """Events on the heap other than rounds and reports, which come by themselves."""
         self._idle_rounds = 0
+        gap_s = options.early_gap_s
+        self._times = None if gap_s is None else RoundTimes(options.interval_s, gap_s, 0.0, self.now)
+        """None: no round comes early."""
         self._agents_watch = policy.reads_models or policy.adapts_batch
         self._next_report_s = options.agent.report_interval_s
         self._fails_at_s: dict[NodeId, float] = {}
@@ -114,8 +119,11 @@ class World:
             self._trainings[spec.id] = Training(spec, truths[spec.application or ""], options.agent)
             self._at(submitted_at_s, Rank.WORLD, self._handle, JobSubmitted(spec))
         self._num_left = len(self._trainings)
-        self._at(options.interval_s, Rank.ROUND, self._round, 1)
-        if self._agents_watch or options.world.whole_seconds:
+        if self._times is None:
+            self._at(options.interval_s, Rank.ROUND, self._regular_round, 1)
+        else:
+            self._at(self._times.next_s, Rank.ROUND, self._round_if_due)
+        if options.world.whole_seconds or (self._agents_watch and options.agent.first_report_s is None):
             self._at(self._next_report_s, Rank.REPORT, self._report, 1)
 
     def run(self, on_end: Callable[[], None] = lambda: None) -> None:
@@ -137,26 +145,51 @@ class World:
     def _handle(self, event: Event) -> None:
         for action in self.scheduler.handle(event, self.now):
             self._do(action)
+        if self._times is not None:
+            before_s = self._times.next_s
+            self._times.note(event, self.scheduler.state, self.now)
+            if self._times.next_s < before_s:
+                self._at(self._times.next_s, Rank.ROUND, self._round_if_due)
 
     def _do(self, action: Action) -> None:
         match action:
             case MakePlan():
                 self._make_plan(action)
+            case ResizeJob(job=job) if self.options.world.warm_up_s and self._gets_replicas(job, action.allocation):
+                ready_at_s = self.now + self.options.world.warm_up_s
+                self._at(ready_at_s, Rank.WORLD, self._join, job, action.generation, action.allocation)
             case StartJob(job=job) | ResizeJob(job=job):
-                run = self._place(job, action.generation, action.allocation)
-                self._at(run.ready_at_s, Rank.WORLD, self._get_ready, run)
+                self._form(job, action.generation, action.allocation)
             case StopJob(job=job):
                 if job in self._runs and self._runs[job].generation <= action.generation:
                     self._runs.pop(job).count(self.now)
                     self._interfere()
                 self._at(self.now, Rank.WORLD, self._handle, JobStopped(job, action.generation))
 
-    def _round(self, number: int) -> None:
+    def _regular_round(self, number: int) -> None:
+        self._round(number)
+        # A product, not a sum: rounds and reports of the same moment must meet exactly.
+        self._at(self.options.interval_s * (number + 1), Rank.ROUND, self._regular_round, number + 1)
+
+    def _round_if_due(self) -> None:
+        """Unless one has come since this was foreseen."""
+        assert self._times is not None
+        if self._times.next_s > self.now:
+            return
+        self._times.begin(self.now)
+        state = self.scheduler.state
+        is_needed = any(job.phase.may_be_given_gpus for job in state.jobs.values())
+        self._round(state.round + 1 if is_needed else None)
+        self._at(self._times.next_s, Rank.ROUND, self._round_if_due)
+
+    def _round(self, number: int | None) -> None:
+        """None: there is nobody to plan for, so that it does not count."""
         limit = self.options.world.max_time_s
         if self.now > limit:
             problem = f"{self._num_left} jobs had not ended by then ({self._names_left()})"
             raise InvalidSpec("world.max_time_s", limit, problem, "Raise it, or use another policy or a larger cluster")
-        self._handle(RoundDue(number))
+        if number is not None:
+            self._handle(RoundDue(number))
         self._at(self.now, Rank.SAMPLE, self._sample)  # once those that the round moves are where they go
         is_idle = not self._runs and not self._num_ahead
         self._idle_rounds = self._idle_rounds + 1 if is_idle else 0
@@ -165,8 +198,6 @@ class World:
             problem = "the policy gives these jobs nothing, and nothing else will happen"
             fix = f"Check that they can run on the {gpus} GPUs that the cluster now has, or use another policy"
             raise InvalidSpec("workload", self._names_left(), problem, fix)
-        # A product, not a sum: rounds and reports of the same moment must meet exactly.
-        self._at(self.options.interval_s * (number + 1), Rank.ROUND, self._round, number + 1)
 
     def _sample(self) -> None:
         self.timeline.sample(self.now, self.scheduler.state, self._runs.values())
@@ -207,6 +238,27 @@ class World:
             raise PolicyFailed(name, doing, f"plan() returned {type(plan).__name__}, not a Plan")
         return plan, stats
 
+    def _gets_replicas(self, job: JobId, allocation: Allocation) -> bool:
+        """Whether it needs more than those that it has; they are started while it trains on."""
+        if job not in self._runs:
+            return False
+        held = self._runs[job].allocation.gpus
+        return any(count > held.get(node, 0) for node, count in allocation.gpus.items())
+
+    def _join(self, job_id: JobId, generation: int, allocation: Allocation) -> None:
+        """Replicas that were started for a running job are there; without all of them nothing changes."""
+        job = self.scheduler.state.jobs.get(job_id)
+        if job is None or not job.awaits(generation) or job_id not in self._runs:
+            return  # it has ended, or was stopped meanwhile
+        if any(node not in self.scheduler.state.cluster for node in allocation.gpus):
+            self._handle(GenerationAbandoned(job_id, generation, "a node was lost before its replicas were ready"))
+        else:
+            self._form(job_id, generation, allocation)
+
+    def _form(self, job: JobId, generation: int, allocation: Allocation) -> None:
+        run = self._place(job, generation, allocation)
+        self._at(run.ready_at_s, Rank.WORLD, self._get_ready, run)
+
     def _get_ready(self, run: Run) -> None:
         """Unless it was stopped or formed anew since: then nobody is left to tell."""
         if self._runs.get(run.training.id) is run:
@@ -224,6 +276,8 @@ class World:
         self._runs[job] = run
         self._interfere()
         self._predict(run)
+        if self._agents_watch and self.options.agent.first_report_s is not None:
+            self._at(ready_at_s + self.options.agent.first_report_s, Rank.REPORT, self._report_of, run)
         return run
 
     def _predict(self, run: Run) -> None:
@@ -267,23 +321,34 @@ class World:
     def _report(self, number: int) -> None:
         self._next_report_s = self.options.agent.report_interval_s * (number + 1)
         for run in self._runs.values():
-            run.count(self.now)
-            if self._agents_watch:
-                run.observe(self.now)
-                run.tune()
-            self._predict(run)
+            self._look_at(run)
         if self.policy.reads_models:
-            self._send_reports()
+            for run in list(self._runs.values()):
+                if run.trains(self.now):
+                    self._send_report(run)
         self._at(self._next_report_s, Rank.REPORT, self._report, number + 1)
 
-    def _send_reports(self) -> None:
-        for job_id, run in list(self._runs.items()):
-            if not run.trains(self.now):
-                continue
-            training = run.training
-            gradient = training.truth.gradient(training.epoch, training.batch_size)
-            model = training.agent.model(gradient, training.summary(), self.options.world.realloc_delay_s)
-            self._handle(JobReported(job_id, run.generation, training.agent.profile, model))
+    def _report_of(self, run: Run) -> None:
+        """One job's own, for as long as it stays where it is."""
+        if self._runs.get(run.training.id) is run:
+            self._look_at(run)
+            if self.policy.reads_models:
+                self._send_report(run)
+            self._at(self.now + self.options.agent.report_interval_s, Rank.REPORT, self._report_of, run)
+
+    def _look_at(self, run: Run) -> None:
+        """Count what it has done, and let its agent measure and tune."""
+        run.count(self.now)
+        if self._agents_watch:
+            run.observe(self.now)
+            run.tune()
+        self._predict(run)
+
+    def _send_report(self, run: Run) -> None:
+        training = run.training
+        gradient = training.truth.gradient(training.epoch, training.batch_size)
+        model = training.agent.model(gradient, training.summary(), self.options.world.realloc_delay_s)
+        self._handle(JobReported(training.id, run.generation, training.agent.profile, model))
 
     def _interfere(self) -> None:
         """Jobs on several nodes hinder each other where they meet."""

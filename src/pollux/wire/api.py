@@ -82,6 +82,8 @@ class JobView:
     """In examples."""
     reported_at_s: float | None = None
     """When these figures were sent, by the clock of the job's machine."""
+    gpu_types: tuple[str, ...] = ()
+    """Of the GPUs that they were measured on; `emulated-…` are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class NodeView:
     address: str
     jobs: FrozenMap[JobId, int] = field(default_factory=FrozenMap)
     """GPUs that each job holds there."""
+    labels: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    """What its provider says about it, by name."""
 
 
 @dataclass(frozen=True, slots=True)

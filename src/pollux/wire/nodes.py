@@ -148,6 +148,8 @@ class NodeDescription:
     """What its slots are, such as "t4"."""
     devices: tuple[str, ...] = ()
     """Its GPUs as CUDA_VISIBLE_DEVICES names them; the first one is slot 0."""
+    replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap, repr=False)
+    """Variables that it was told to give to every replica."""
 
 
 @register

@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from pollux.cli import words
 from pollux.cli.demo.workload import Arrival, Target
-from pollux.core import FrozenMap, JobId, Phase
+from pollux.cli.trial.running import Outage, notice_time_s, notices
+from pollux.core import Phase
 from pollux.wire.api import EventView, JobView
 
 REFERENCE = "fifo"
@@ -78,16 +78,6 @@ class JobStory:
         if self.failures:
             found.append(f"{self.name} has failed {self.failures} times on its way.")
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """The service was killed and started again."""
-
-    killed_at_s: float
-    back_at_s: float
-    steps: dict[str, tuple[int, int]]
-    """Of each job that trained meanwhile: optimizer steps as last told before, and as first told after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +168,9 @@ def story(
     events = list(events)
     # Said again when the service comes back, hence a set. Each generation starts, resumes or takes over in place.
     generations = {event.detail["generation"] for event in events if event.kind == "ReplicasReady"}
-    told = {(event.kind, _time_s(event)): event for event in events if "state" in event.detail}
-    notices = sorted(told.values(), key=_time_s)
-    starts, resumes = (sum(notice.kind == f"Training{how}" for notice in notices) for how in ("Started", "Resumed"))
-    moments = [_moment(notice, begin_s) for notice in notices]
+    told = notices(events)
+    starts, resumes = (sum(notice.kind == f"Training{how}" for notice in told) for how in ("Started", "Resumed"))
+    moments = [_moment(notice, begin_s) for notice in told]
     if moments and view.finished_at_s is not None:
         last = moments[-1]
         ended_s = max(view.finished_at_s - begin_s, last.at_s)
@@ -210,29 +199,12 @@ def story(
     )
 
 
-def journal(path: Path, job: JobId) -> list[EventView]:
-    """What a job has written down itself; the service misses some of it while it is away."""
-    if not path.is_file():
-        return []
-    documents = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    return [
-        EventView(0, document["body"]["at_s"], document["type"], job, "", FrozenMap(document["body"]))
-        for document in documents
-    ]
-
-
-def _time_s(notice: EventView) -> float:
-    """When it happened, not when the service heard of it."""
-    at_s: Any = notice.detail["at_s"]
-    return float(at_s)
-
-
 def _moment(notice: EventView, begin_s: float) -> Moment:
     state: Any = notice.detail["state"]
     gpus = 0 if notice.kind == "TrainingStopped" else int(state["replicas"])
     factors = state["learning_rate_factors"]
     return Moment(
-        _time_s(notice) - begin_s, gpus, int(state["batch"]["batch_size"]), float(factors[0]) if factors else 1.0
+        notice_time_s(notice) - begin_s, gpus, int(state["batch"]["batch_size"]), float(factors[0]) if factors else 1.0
     )
 
 

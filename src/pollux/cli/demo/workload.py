@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pollux
 from pollux.cli.job_file import read_documents
 from pollux.core import checks
-from pollux.errors import InvalidInput, InvalidSpec, Permanent
+from pollux.errors import InvalidInput, InvalidSpec
 
 FULL, QUICK = "demo.yaml", "demo_quick.yaml"
 
@@ -73,15 +72,6 @@ class Workload:
         names = [arrival.name for arrival in self.arrivals]
         if not names or len(set(names)) < len(names):
             raise InvalidSpec("jobs", names, "are none, or two have one name", "Give each job a name of its own")
-
-
-def examples_folder() -> Path:
-    """Where the scripts of the demo are: in the package if it was installed as a wheel, else in the checkout."""
-    package = Path(pollux.__file__).parent
-    for folder in (package / "examples", package.parents[1] / "examples"):
-        if (folder / FULL).is_file():
-            return folder
-    raise Permanent(f"The examples are neither in {package} nor beside it. Install Pollux anew, or use a checkout.")
 
 
 def read_workload(path: Path) -> Workload:

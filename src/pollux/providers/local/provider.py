@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pollux.core import Node, NodeId
+from pollux.core import FrozenMap, Node, NodeId
 from pollux.errors import Permanent, UnknownName
 from pollux.providers.base import ProvidedNode, Provider
-from pollux.providers.local.devices import describe_devices, slots_of_each
+from pollux.providers.local.devices import DeviceReport, describe_devices, slots_of_each
 from pollux.providers.local.remains import end_remains
-from pollux.providers.local.supervised import REMAINS_GRACE_S, SupervisedDaemon
+from pollux.providers.local.supervised import REMAINS_GRACE_S, SupervisedDaemon, Wanted
 
 if TYPE_CHECKING:
     from pollux.node.folder import StateFolder
@@ -30,8 +30,10 @@ class LocalProvider(Provider):
     """The nodes n0, n1 … with their state in `folder`/nodes; one provider at a time uses a folder.
 
     GPUs are shared out evenly; on a machine without, each node has `slots` CPU slots, by default its share of the
-    cores. `options`: more of `pollux node`. `environment`: of the daemons, by default ours. `InvalidSpec` if the
-    folder, the token or the numbers will not do.
+    cores. `options`: more of `pollux node`. `environment`: of the daemons, by default ours. `labels`: of every node.
+    `replica_env`: what every replica finds in its environment. `gpu_type`: what the slots are called instead of what
+    they are; they are CPU slots then, and no GPU is used. `InvalidSpec` if the folder, the token or the numbers will
+    not do.
     """
 
     def __init__(
@@ -43,18 +45,24 @@ class LocalProvider(Provider):
         *,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        gpu_type: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        replica_env: Mapping[str, str] | None = None,
     ) -> None:
-        from pollux.node.devices import gpu_type
+        from pollux.node import devices
         from pollux.node.folder import StateFolder
 
         self._folder = folder.absolute() / "nodes"
         self._token_file = token_file
         self._options = tuple(options)
         self._environment = dict(os.environ if environment is None else environment)
-        report = describe_devices(self._environment)
+        self._labels = FrozenMap(labels or {})
+        self._replica_env = FrozenMap(replica_env or {})
+        report = DeviceReport([]) if gpu_type else describe_devices(self._environment)
         if report.problem:
             log.warning("%s", report.problem)
-        self._gpu_type = gpu_type(report.devices)
+        self._named_type = gpu_type
+        self._gpu_type = gpu_type or devices.gpu_type(report.devices)
         room = slots_of_each(nodes, slots, report.devices)
         self._wanted: dict[NodeId, SupervisedDaemon] = {}
         for position in range(nodes):
@@ -81,7 +89,9 @@ class LocalProvider(Provider):
 
     def nodes(self) -> tuple[ProvidedNode, ...]:
         return tuple(
-            ProvidedNode(Node(node, daemon.slots, daemon.gpu_type or self._gpu_type), daemon.folder.address)
+            ProvidedNode(
+                Node(node, daemon.slots, daemon.gpu_type or self._gpu_type, self._labels), daemon.folder.address
+            )
             for node, daemon in self._daemons.items()
         )
 
@@ -160,5 +170,10 @@ class LocalProvider(Provider):
         node = NodeId(folder.path.name)
         command = [*launching.COMMAND, "--dir", str(folder.path), "--node", node, "--slots", str(slots)]
         command += ["--token-file", str(folder.token_file), *self._options]
+        if self._named_type is not None:
+            command += ["--gpu-type", self._named_type]
+        for name, value in self._replica_env.items():
+            command += ["--env", f"{name}={value}"]
         environment = {**self._environment, "CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        return SupervisedDaemon(node, folder, command, environment, slots)
+        wanted = Wanted(node, slots, self._gpu_type, self._replica_env)
+        return SupervisedDaemon(wanted, folder, command, environment)

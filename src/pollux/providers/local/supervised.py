@@ -11,11 +11,12 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pollux import __version__
-from pollux.core import NodeId
+from pollux.core import FrozenMap, NodeId
 from pollux.errors import PolluxError
 from pollux.providers.local.remains import end_remains, remains
 from pollux.wire.frames import dial
@@ -45,15 +46,31 @@ _started: list[subprocess.Popen[bytes]] = []
 """Daemons that this process started and has not seen the end of: one that outlives its provider is no mistake."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a daemon must say of itself; one that says something else is replaced."""
+
+    node: NodeId
+    slots: int
+    gpu_type: str
+    replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap)
+
+    def is_met_by(self, said: NodeDescription) -> bool:
+        return (said.node, said.slots, said.version) == (self.node, self.slots, __version__) and (
+            (said.gpu_type, said.replica_env) == (self.gpu_type, self.replica_env)
+        )
+
+
 class SupervisedDaemon:
     """Whoever calls `look` once a second keeps the daemon running; it starts as the first one does."""
 
     def __init__(
-        self, node: NodeId, folder: StateFolder, command: Sequence[str], environment: Mapping[str, str], slots: int
+        self, wanted: Wanted, folder: StateFolder, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        self.node = node
+        self.node = wanted.node
         self.folder = folder
-        self.slots = slots
+        self.slots = wanted.slots
+        self._wanted = wanted
         self.gpu_type = ""
         """Empty until the daemon has told it."""
         self.reached_at = ""
@@ -151,7 +168,7 @@ class SupervisedDaemon:
             return
         is_ours = self._process is not None and self._process.pid == said.pid
         # One of ours may have another version if Pollux was installed anew since we run: so will the next be.
-        if not is_ours and (said.node, said.slots, said.version) != (self.node, self.slots, __version__):
+        if not is_ours and not self._wanted.is_met_by(said):
             await self._replace(said)
         elif (file := self.folder.node_file()) is not None and file.pid == said.pid:
             if not is_ours and not self.is_ready:
@@ -165,7 +182,7 @@ class SupervisedDaemon:
 
     async def _replace(self, said: NodeDescription) -> None:
         """By a daemon as we want it; replicas train on meanwhile."""
-        was = f"{said.node}, {said.slots} slots, version {said.version}"
+        was = f"{said.node}, {said.slots} slots of type {said.gpu_type}, version {said.version}"
         log.info("Node %s: the daemon that runs (%s) is replaced. Replicas train on.", self.node, was)
         self._send(said.pid, signal.SIGTERM)
         await self._gone(time.monotonic() + LEAVE_TIMEOUT_S)

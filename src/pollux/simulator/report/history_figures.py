@@ -24,6 +24,7 @@ from pollux.simulator.report.style import (
     whole_ticks,
 )
 from pollux.simulator.timeline import History
+from pollux.simulator.workload import base_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ COLUMNS = 1000
 
 def gpus_figure(outcomes: Sequence[Outcome]) -> Figure:
     """GPUs of every job, stacked: a panel an outcome, a colour an application, a shade a job. Needs histories."""
-    applications = colours(sorted({job.application for run in outcomes for job in run.jobs}), APPLICATIONS)
+    applications = colours(sorted({base_name(job.application) for run in outcomes for job in run.jobs}), APPLICATIONS)
     last_s = max(map(end_s, outcomes))
     with styled():
         figure, panels = new_figure((WIDE[0], 0.9 + 2.0 * len(outcomes)), len(outcomes))
@@ -63,7 +64,7 @@ def _plot_stack(axes: Axes, outcome: Outcome, applications: dict[str, str], last
     moments = np.linspace(0.0, last_s, COLUMNS)
     below = np.zeros(COLUMNS)
     for application, colour in applications.items():
-        jobs = [job for job in outcome.jobs if job.application == application and job.name in histories]
+        jobs = [job for job in outcome.jobs if base_name(job.application) == application and job.name in histories]
         for job, shade in zip(jobs, shades(colour, len(jobs)), strict=True):
             held = at(histories[job.name], moments)
             above = below + held
@@ -98,7 +99,7 @@ def adaptive_jobs(outcomes: Sequence[Outcome], most: int = 2) -> list[JobOutcome
     chosen = most_adaptive(outcomes)
     of_application: dict[str, JobOutcome] = {}
     for job in sorted(chosen.jobs if chosen else (), key=lambda job: (-job.gpu_s, job.name)):
-        of_application.setdefault(job.application, job)
+        of_application.setdefault(base_name(job.application), job)
     return list(of_application.values())[:most]
 
 

@@ -107,6 +107,7 @@ def _inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
         "changes of the cluster": len(inputs.get("changes", ())) or None,
         "traces": inputs.get("traces") or "built-in applications",
         "interval_s": inputs.get("interval_s"),
+        "early_gap_s": inputs.get("early_gap_s"),
         "seed": inputs.get("seed"),
         "version": inputs.get("version"),
     }

@@ -11,7 +11,7 @@ import numpy as np
 
 from pollux.core import checks
 from pollux.errors import InvalidSpec
-from pollux.simulator.generator import BUILT_IN, MAX_JOBS, generate
+from pollux.simulator.generator import BUILT_IN, MAX_JOBS, built_in_workload, generate
 from pollux.simulator.workload import Workload, WorkloadJob
 
 JITTER = 0.05
@@ -19,8 +19,11 @@ JITTER = 0.05
 
 
 def generated_at(name: str, load: float) -> Workload:
-    """A built-in workload, generated anew with so many times the jobs and the same seed."""
+    """A built-in workload, generated anew with so many times the jobs and the same seed; where it is a list of jobs,
+    `scaled`."""
     options = BUILT_IN[name].options
+    if options is None:
+        return scaled(built_in_workload(name), load, 0)
     more = replace(options, num_jobs=count_at(options.num_jobs, load))
     return replace(generate(more), name=_title(name, load))
 

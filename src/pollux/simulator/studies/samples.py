@@ -108,6 +108,7 @@ class GeneratedSamples:
 def generated_samples(count: int | None) -> GeneratedSamples:
     """As the built-in workload `paper`, and more of its kind."""
     base = BUILT_IN["paper"].options
+    assert base is not None
     return GeneratedSamples([f"generated-{base.seed + index}" for index in range(count or NUM_GENERATED)], base)
 
 

@@ -6,7 +6,18 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from pollux.wire.jobspec.kinds import Command, Duration, Environment, Flag, FolderPath, Kind, Name, Text, Whole
+from pollux.wire.jobspec.kinds import (
+    Command,
+    Duration,
+    Environment,
+    Flag,
+    FolderPath,
+    Kind,
+    Name,
+    TaskName,
+    Text,
+    Whole,
+)
 
 MAX_GPUS = 1 << 16
 MAX_BATCH = 1 << 31
@@ -230,7 +241,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "application",
-        Name(),
+        TaskName(),
         "The kind of training task. Jobs of one kind behave alike.",
         "imagenet",
         default_text="none",

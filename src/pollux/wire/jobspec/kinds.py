@@ -30,6 +30,7 @@ MAX_ENV = 1 << 18
 MAX_SECONDS = 10 * 366 * 86400
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}"
+TASK_NAME = rf"{NAME}(:[0-9.][0-9.e+-]{{0,19}})?"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
 DURATION = r"(\d{1,9}(\.\d{1,9})?[dhms])+"
 SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
@@ -119,6 +120,20 @@ class Name(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{NAME}$"}
+
+
+@dataclass(frozen=True)
+class TaskName(Name):
+    """A name that may say how long the training is: `cifar10:0.2`."""
+
+    def read(self, place: str, value: object, reading: Reading) -> str | None:
+        text = _text(place, value, reading, MAX_TEXT)
+        if text is not None and re.fullmatch(TASK_NAME, text):
+            return text
+        return None if text is None else super().read(place, value, reading)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{TASK_NAME}$"}
 
 
 @dataclass(frozen=True)

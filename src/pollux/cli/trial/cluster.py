@@ -1,4 +1,4 @@
-"""A cluster that lives as long as a demo: in a folder of its own, started and ended by the commands that users have."""
+"""A cluster that lives as long as a trial: in a folder of its own, started and ended by commands that users have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +31,8 @@ GRACE_S = 5.0
 NOT_OURS = ("POLLUX_URL", "POLLUX_TOKEN_FILE", "POLLUX_HOME", "POLLUX_DEBUG")
 
 
-class DemoCluster:
-    """`with DemoCluster(folder, "pollux", …) as cluster`: it runs inside, and nothing of it is left afterwards.
+class TrialCluster:
+    """`with TrialCluster(folder, "pollux", …) as cluster`: it runs inside, and nothing of it is left afterwards.
 
     Also after Ctrl-C. What `pollux down` should have ended and has not is killed, and counted in `left`.
     """
@@ -46,13 +46,15 @@ class DemoCluster:
         slots: int,
         interval_s: float,
         use_gpus: bool = False,
+        options: Sequence[str] = (),
     ) -> None:
-        """`use_gpus`: all GPUs of the machine instead of slots."""
+        """`use_gpus`: all GPUs of the machine instead of slots. `options`: more of `pollux up`."""
         self.folder = folder
         self.left: list[int] = []
         """Processes that had to be killed; known after the end."""
         self._options = ["--policy", policy, "--interval", f"{interval_s:g}", "--port", "0"]
         self._options += ["--nodes", "1" if use_gpus else str(nodes), "--slots", "0" if use_gpus else str(slots)]
+        self._options += options
         kept = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
         # Each process that belongs to it has the folder in its environment, by which a straggler is found.
         self._environment = {**kept, "POLLUX_HOME": str(folder)}
@@ -143,6 +145,20 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """A polite kill ends the cluster as Ctrl-C does."""
+
+    def leave(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _swept(mark: str) -> list[int]:

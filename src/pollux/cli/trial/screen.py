@@ -1,4 +1,4 @@
-"""How the demo looks while it runs."""
+"""How a trial looks while it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pollux.cli import output, top, words
-from pollux.cli.demo.running import Show, Tell
+from pollux.cli.trial.running import Show, Tell
 
 LINE_S = 10.0
 """From line to line where there is no terminal to show a table on."""
@@ -34,7 +34,7 @@ def show_on_terminal() -> Iterator[tuple[Tell, Show]]:
 def _table(look: top.Look, console: Console) -> RenderableType:
     shown = top.screen(look, console.width)
     assert isinstance(shown, Group)
-    return Group(Text(), *shown.renderables[:-1], Text("Ctrl-C ends the demo and its cluster", style="dim"))
+    return Group(Text(), *shown.renderables[:-1], Text("Ctrl-C ends this and its cluster", style="dim"))
 
 
 class _Lines:

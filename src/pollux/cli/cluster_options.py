@@ -1,0 +1,93 @@
+"""What `pollux up` is told, on top of what it was told before, and the options of a service that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pollux.cli.compressed import DEFAULT_TYPE, compressed
+from pollux.core import FrozenMap
+from pollux.errors import InvalidInput, UnknownName
+
+if TYPE_CHECKING:
+    from pollux.service.options import ServiceOptions
+    from pollux.service.place import ClusterConfig, ClusterFolder
+
+
+def merged(
+    before: ClusterConfig,
+    nodes: int | None,
+    slots: int | None,
+    policy: str | None,
+    settings: Sequence[str] | None,
+    interval: float | None,
+    host: str | None,
+    port: int | None,
+) -> ClusterConfig:
+    """What was told before, with what is told now. Another policy begins without the options of the last one."""
+    given = {"nodes": nodes, "policy": policy, "interval_s": interval, "host": host, "port": port}
+    config = replace(before, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if slots is not None:
+        config = replace(config, slots=slots or None)
+    if config.policy != before.policy:
+        config = replace(config, policy_options=FrozenMap())
+    return replace(config, policy_options=FrozenMap({**config.policy_options, **_settings(settings or ())}))
+
+
+def with_emulation(
+    before: ClusterConfig,
+    emulate: bool | None,
+    compress: float | None,
+    gpu_type: str | None,
+    realloc_delay: float | None,
+) -> ClusterConfig:
+    """The same for what only an emulated cluster has; `InvalidInput` if it is none."""
+    is_emulated = before.acts_as is not None if emulate is None else emulate
+    if not is_emulated:
+        for flag, value in (("--compress", compress), ("--gpu-type", gpu_type), ("--realloc-delay", realloc_delay)):
+            if value is not None:
+                raise InvalidInput(flag, value, "only emulated GPUs have it", "Give --emulate, too")
+        return replace(before, acts_as=None)
+    return replace(
+        before,
+        acts_as=gpu_type or before.acts_as or DEFAULT_TYPE,
+        compress=before.compress if compress is None else compress,
+        realloc_delay_s=before.realloc_delay_s if realloc_delay is None else realloc_delay,
+    )
+
+
+def _settings(assignments: Sequence[str]) -> dict[str, object]:
+    from pollux.simulator.settings import parse
+
+    found = {}
+    for key, value in parse(assignments, example="policy.p=-1").items():
+        section, _, name = key.partition(".")
+        if section != "policy" or not name:
+            raise UnknownName("--set", key, ["policy.<option>"])
+        found[name] = value
+    return found
+
+
+def options_of(folder: ClusterFolder, config: ClusterConfig) -> ServiceOptions:
+    """Checked: what is wrong with them is better said here than in the log of a process in the background."""
+    from pollux.service.options import ServiceOptions
+
+    options = ServiceOptions(
+        folder.path,
+        config.host,
+        config.port,
+        config.nodes,
+        config.slots,
+        config.policy,
+        config.policy_options,
+        config.interval_s,
+    )
+    return options if config.acts_as is None else compressed(options, config)
+
+
+def summary(config: ClusterConfig) -> str:
+    """What it is told of emulation, in a few words."""
+    if config.acts_as is None:
+        return "not emulated"
+    return f"emulated ({config.acts_as}, --compress {config.compress:g}, --realloc-delay {config.realloc_delay_s:g})"

@@ -1,0 +1,25 @@
+"""Many nodes and many jobs on one machine: 32 emulated slots, each job through REST, and all of them succeed."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.scale import run_scale
+
+from pollux.cli.fidelity.result import MAX_SLIP
+
+pytest.importorskip("torch")
+
+NODES, SLOTS, JOBS = 8, 4, 16
+
+
+@pytest.mark.slow
+@pytest.mark.quiet
+@pytest.mark.timeout(400)
+def test_a_burst_of_jobs_trains_on_32_slots_of_8_nodes():
+    said: list[str] = []
+    result = run_scale(nodes=NODES, slots=SLOTS, jobs=JOBS, length=0.5, tell=said.append)
+    assert result.faults == (), said
+    assert (result.slots, result.succeeded) == (NODES * SLOTS, JOBS)
+    assert result.most_jobs == JOBS, "each has at least one slot, as there are enough"
+    assert result.most_slots >= JOBS
+    assert result.pacing_slip < MAX_SLIP, (result, said)

@@ -1,0 +1,51 @@
+"""What replicas find in their environment, beside what their job says."""
+
+import pytest
+
+from pollux.core import FrozenMap, JobId
+from pollux.node.hosted import Told
+from pollux.wire.nodes import Launch, Seat
+
+SEAT = Seat("1-1", 0, 1, 1, False)
+
+
+def told(extra=None, gpu_type="", devices=()):
+    return Told("unix:/s", "/token", devices=devices, gpu_type=gpu_type, extra=FrozenMap(extra or {}))
+
+
+def variables(of, **environment):
+    launch = Launch(JobId("j"), "/train.py", environment=FrozenMap(environment))
+    elastic = of.variables(launch, SEAT, 1, 0, 1, "host:1")
+    return {**environment, **elastic}, {**environment, **of.plain_variables(launch, [0])}
+
+
+def test_the_daemons_variables_give_way_to_the_jobs_own():
+    for found in variables(told({"WHERE": "here", "MINE": "theirs"}), MINE="mine"):
+        assert (found["WHERE"], found["MINE"]) == ("here", "mine")
+
+
+def test_those_of_pollux_do_not_since_they_say_what_the_cluster_is():
+    for found in variables(told({"POLLUX_PACE": "2"}), POLLUX_PACE="3"):
+        assert found["POLLUX_PACE"] == "2"
+
+
+def test_nobody_is_told_another_place_by_them():
+    elastic, plain = variables(told({"POLLUX_JOB": "other", "RANK": "7"}))
+    assert (elastic["POLLUX_JOB"], plain["POLLUX_JOB"]) == ("j", "j")
+    assert elastic["RANK"] == "0"
+
+
+def test_threads_may_be_theirs():
+    for found in variables(told({"OMP_NUM_THREADS": "5"})):
+        assert found["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize("devices", [(), ("0",)])
+def test_slots_are_called_as_the_daemon_was_told(devices):
+    for found in variables(told(gpu_type="x1", devices=devices)):
+        assert found["POLLUX_GPU_TYPE"] == "x1"
+
+
+def test_cpu_slots_have_no_name():
+    for found in variables(told()):
+        assert "POLLUX_GPU_TYPE" not in found
