@@ -109,8 +109,8 @@ class Seen:
         self.jobs = max(self.jobs, len(holding))
         if cluster.time_s - self._told_s >= LINE_S:
             self._told_s = cluster.time_s
-            ended = sum(job.phase.is_terminal for job in look.jobs)
-            waiting = len(look.jobs) - len(holding) - ended
+            ended = sum(count for phase, count in cluster.num_jobs.items() if Phase(phase).is_terminal)
+            waiting = cluster.num_jobs.get(Phase.PENDING, 0)
             self._tell(
                 f"{cluster.policy}: {len(holding)} jobs on {slots} of {cluster.gpus} slots, {replicas} replicas train; "
                 f"{waiting} wait, {ended} have ended"

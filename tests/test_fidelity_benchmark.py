@@ -140,13 +140,13 @@ class TestScale:
     def test_the_most_at_once_is_counted_and_told_now_and_then(self):
         said: list[str] = []
         seen = scale.Seen(said.append)
-        jobs = (job("a", Phase.RUNNING, 3), job("b", Phase.STARTING, 2), job("c", Phase.PENDING), job("d", FAILED))
-        seen.look(Look(cluster(100.0, free=3), jobs))
+        jobs = (job("a", Phase.RUNNING, 3), job("b", Phase.STARTING, 2), job("c", Phase.PENDING))
+        seen.look(Look(cluster(100.0, free=3, pending=1, succeeded=2, failed=1), jobs))
         seen.look(Look(cluster(101.0, free=6), jobs[:1]))
         seen.look(Look(cluster(111.0, free=7), (job("a", Phase.RESIZING, 1),)))
         assert (seen.slots, seen.replicas, seen.jobs) == (5, 3, 2)
         assert said == [
-            "pollux: 2 jobs on 5 of 8 slots, 3 replicas train; 1 wait, 1 have ended",
+            "pollux: 2 jobs on 5 of 8 slots, 3 replicas train; 1 wait, 3 have ended",
             "pollux: 1 jobs on 1 of 8 slots, 1 replicas train; 0 wait, 0 have ended",
         ]
 
@@ -183,5 +183,5 @@ def job(name: str, phase: Phase, gpus: int = 0, finished_at_s: float | None = No
     )
 
 
-def cluster(time_s: float, free: int) -> ClusterView:
-    return ClusterView("1", 1, "pollux", 3.0, 1, time_s, 0.0, False, 8, free, (), FrozenMap())
+def cluster(time_s: float, free: int, **num_jobs: int) -> ClusterView:
+    return ClusterView("1", 1, "pollux", 3.0, 1, time_s, 0.0, False, 8, free, (), FrozenMap(num_jobs))

@@ -327,6 +327,7 @@ class World:
         process.offers = False
         process.phase = ReplicaPhase.LEAVING
         process.last_code = code
+        process.has_state = process.has_state and code != 0  # its own business, or others have it now
         self.say(process)
 
     def save_and_leave(self, process: Process) -> None:
@@ -550,7 +551,9 @@ class World:
                     raise BrokenRuleError(f"{event} although replicas live: {[p.name for p in mine]}")
                 if isinstance(event, JobFinished) and not self.has_finished:
                     raise BrokenRuleError(f"{event} although nobody has finished")
-                if isinstance(event, JobFailed) and {r.name for r in run.leavers} & self.saved & self.told_of_end:
+                # Who is killed between saving and its end cannot tell that it has saved.
+                savers = {r.name for r in run.leavers if r.exit_code == 143} & self.saved
+                if isinstance(event, JobFailed) and savers & self.told_of_end:
                     raise BrokenRuleError(f"{event} although a leaver has saved")
                 if isinstance(event, JobFailed) and self.unanswered_stop:
                     raise BrokenRuleError(f"{event} although it was told to stop")

@@ -466,8 +466,9 @@ def test_a_state_that_was_handed_over_just_before_the_loss_is_kept(pair: Home) -
 def test_a_handed_over_state_is_waited_for_when_the_leavers_have_gone(pair: Home) -> None:
     pair.resize(2, gpus(c=1))
     pair.say("2-3", READY, (2, 0), has_state=False)
-    pair.end("1-1", 0)
-    pair.end("1-2", 0)
+    for leaver in ("1-1", "1-2"):
+        pair.say(leaver, LEAVING, (1, 0), has_state=False)
+        pair.end(leaver, 0)
     pair.wait(OPTIONS.ready_timeout_s - 1)
     pair.taken()
     pair.train((2, 0), "2-3")
@@ -480,7 +481,9 @@ def test_leavers_that_finished_instead_of_handing_over_end_the_job_well(pair: Ho
     pair.end("1-1", 0)
     pair.end("1-2", 0)
     pair.taken()
-    pair.wait(OPTIONS.ready_timeout_s)
+    pair.wait(0.0)
+    assert pair.killed() == []
+    pair.wait(OPTIONS.repair_grace_s)  # and not until it is too late for newcomers: nobody has handed over anything
     assert pair.killed() == [("2-3", 9)]
     pair.end("2-3", -9)
     assert pair.events() == [JobFinished("job", 2)]

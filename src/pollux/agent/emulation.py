@@ -39,11 +39,12 @@ PREFIX = "emulated-"
 LEAST_STEP_S = 0.1
 """A real step takes at least so long: waiting is exact to about a millisecond …"""
 
-PASS_CPU_S = 0.006
-"""… and longer where many share the machine: a pass costs so much processor time, …"""
+PASS_CPU_S, DOUBLING_CPU_S = 0.003, 0.0025
+"""… and longer where many share the machine: a pass costs a replica so much processor time, averaging the gradients so
+much more for each doubling of the replicas (measured with gloo on two cores, 1 to 32 replicas), …"""
 
 BUSY = 0.35
-"""… and this share of the machine may go to passes. The rest is for starts, resizes, fits and the service."""
+"""… and this share of the machine may go to steps. The rest is for starts, resizes, fits and the service."""
 
 
 class Emulation:
@@ -93,8 +94,8 @@ class Emulation:
 
     def repeats(self, shape: Shape, config: BatchConfig) -> int:
         """How many emulated steps one real step stands for; the same on all replicas."""
-        cluster, passes = self.cluster, config.passes
-        busy_s = cluster.machine_slots * PASS_CPU_S * passes / (_num_cores() * BUSY)
+        cpu_s = PASS_CPU_S * config.passes + DOUBLING_CPU_S * math.log2(shape.num_gpus)
+        busy_s = self.cluster.machine_slots * cpu_s / (_num_cores() * BUSY)
         return max(1, math.ceil(max(LEAST_STEP_S, busy_s) / self._step_s(shape, config)))
 
     def _step_s(self, shape: Shape, config: BatchConfig) -> float:
@@ -173,6 +174,13 @@ class EmulatedAdapter(Adapter):
     @property
     def told_loss(self) -> float:
         return self._emulation.loss(self.progress)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "pacing": self._emulation.stopwatch.pacing()}
+
+    def load(self, state: dict[str, Any], *, keeps_given_config: bool) -> None:
+        super().load(state, keeps_given_config=keeps_given_config)
+        self._emulation.stopwatch.go_on(*state.get("pacing", (0.0, 0.0)))
 
     def _decisions(self, beat: Beat, is_saving: bool) -> Beat:
         before = self.tuned

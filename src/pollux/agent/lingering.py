@@ -2,7 +2,7 @@
 
 Where the other end of a connection has closed, gloo may take a write that failed for one that waits, and then nothing
 ever wakes the thread that waits for it. It takes a peer that dies between two writes of one all-reduce, which busy
-machines see once in fifty kills. So the system must not close the connections of the dead before those who live have
+machines see once in forty kills. So the system must not close the connections of the dead before those who live have
 heard of the loss from their daemons and stopped using them: a small process has them open as well.
 """
 

@@ -205,10 +205,14 @@ class Membership:
         if self._is_fresh:
             self._is_fresh = False
             self._tell(ReplicaPhase.TRAINING, step)
-            if self._thanks is not None:  # not before: had nobody got this far, the leaver would be called back
-                with suppress(Temporary):  # the store is gone; the leaver ends by its own patience
-                    self._rendezvous_at(self._thanks.store).tell_taken(self._thanks)
-                self._thanks = None
+            self._thank()  # not before: had nobody got this far, the leaver would be called back
+
+    def _thank(self) -> None:
+        """Let the leaver go that this replica has the state from."""
+        if self._thanks is not None:
+            with suppress(Temporary):  # the store is gone; the leaver ends by its own patience
+                self._rendezvous_at(self._thanks.store).tell_taken(self._thanks)
+            self._thanks = None
 
     def beat(self, step: int) -> None:
         """Now and then, while it trains."""
@@ -311,6 +315,7 @@ class Membership:
         if is_left_with_state and self._has_newer_than(instruction)():
             return
         self.replicas.is_member = False
+        self.has_state = is_left_with_state  # who ends with it has not handed it over: the training is finished
         raise Left(is_left_with_state)
 
     def _hand_over(self, instruction: Leave, holder: Holder) -> bool:
@@ -452,6 +457,7 @@ class Membership:
             self.replicas.leave()
             return
         self._tell(ReplicaPhase.LEAVING, step)
+        self._thank()  # there was no step left to train
         self._leave_group(is_broken=False)
         if self._rendezvous is not None:
             self._rendezvous.close()

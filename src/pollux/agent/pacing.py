@@ -19,8 +19,8 @@ from pollux.errors import PacingSlipped
 MOST_SLIP = 0.05
 """Share of the time that a job may be behind."""
 
-JUDGED_AFTER_S = 10.0
-"""Real seconds that a job has trained for before it is judged: one hiccup is no slip."""
+LEAST_TIME_S = 10.0
+"""Of fewer real seconds than these the share is not taken: one hiccup at the beginning is no slip."""
 
 LEAST_SHARE = 0.5
 """A job that is behind cuts its passes to this share at most: no burst that would make the others late."""
@@ -118,8 +118,16 @@ class PacedStopwatch(Stopwatch):
         self._due_s = now_s if self._due_s is None else self._due_s + pace.pass_s
         self._behind_s = max(0.0, now_s - self._due_s)
         self.trained_s += pace.pass_s
-        if self.trained_s >= JUDGED_AFTER_S and self.slip > MOST_SLIP:
+        if self._lost_s + self._behind_s > MOST_SLIP * max(self.trained_s, LEAST_TIME_S):
             raise PacingSlipped(self.slip, self.trained_s, MOST_SLIP)
+
+    def pacing(self) -> tuple[float, float]:
+        """(seconds behind, seconds trained) so far, for those who go on from here."""
+        return self._lost_s + self._behind_s, self.trained_s
+
+    def go_on(self, behind_s: float, trained_s: float) -> None:
+        """From what `pacing` told, of the replicas that trained before."""
+        self._lost_s, self._behind_s, self.trained_s = behind_s, 0.0, trained_s
 
     def typical_step_s(self, passes: int = 1) -> float | None:
         """In emulated seconds of a whole real step: what is to happen every so often does so there."""

@@ -56,7 +56,8 @@ def share(value: float | None) -> str:
 
 
 def count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    ending = "es" if what.endswith("s") else "s"
+    return f"{number} {what}" if number == 1 else f"{number} {what}{ending}"
 
 
 def figure(value: float | None, digits: int = 3) -> str:

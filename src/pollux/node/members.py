@@ -73,9 +73,19 @@ class Replica:
         return self.is_gone and self.exit_code == 0
 
     @property
+    def ended_with_state(self) -> bool:
+        """Its training is finished: who hands the state over says before its end that it has it no more."""
+        return self.ended_well and self.status is not None and self.status.has_state
+
+    @property
+    def has_saved(self) -> bool:
+        """It has ended after it saved the state, whether it was asked to or nobody took the state over."""
+        return self.is_gone and self.exit_code == LEFT_AS_ASKED
+
+    @property
     def left_as_asked(self) -> bool:
         """It was asked to save and leave, and has done so."""
-        return self.is_gone and self.is_asked and self.exit_code == LEFT_AS_ASKED
+        return self.is_asked and self.has_saved
 
     @property
     def ended_badly(self) -> bool:

@@ -128,7 +128,7 @@ class Rules:
                 log.warning("Job %s: %s: %s.", run.job, member.obituary(), why)
         if run.stopped_as:
             self._end(JobStopped(run.job, run.stopped_as))
-        elif run.target is None and run.failure is not None and not any(r.left_as_asked for r in run.leavers):
+        elif run.target is None and run.failure is not None and not any(r.has_saved for r in run.leavers):
             self._end(JobFailed(run.job, run.generation, run.failure.reason, run.failure.exit_code))
         elif run.target is None:
             # Only nodes were lost, which is not the fault of the job; or it can go on from what a leaver has saved.
@@ -140,7 +140,7 @@ class Rules:
     def _finish(self, now_s: float) -> bool:
         """Nobody who has the state lives, and the last of them ended well: the training is finished.
 
-        Those to whom it was to be handed over may have it and not have said so yet.
+        Those to whom it was to be handed over may have it and not have said so yet; not from one that ended with it.
         """
         run = self.run
         if run.is_over or run.is_closing or any(replica.ended_badly for replica in run.members):
@@ -151,7 +151,11 @@ class Rules:
             return True
         holders = (*(member for member in run.members if member.holds_state), *run.leavers)
         is_nowhere = all(holder.is_gone for holder in holders)
-        if not self.deadlines.is_due("taking over", is_nowhere, self._options.ready_timeout_s, now_s):
+        has_ended = is_nowhere and any(leaver.ended_with_state for leaver in run.leavers) and not self.dispatch.away
+        if not (
+            self.deadlines.is_due("end while moving", has_ended, self._options.repair_grace_s, now_s)
+            or self.deadlines.is_due("taking over", is_nowhere, self._options.ready_timeout_s, now_s)
+        ):
             return False
         run.is_finished = run.failure is None
         self.close(9)
