@@ -29,6 +29,14 @@ class Loop:
         self.now += seconds
         self.slept_s += seconds
 
+    def accumulate(self) -> float:
+        began = self.now
+        self.watch.begin_pass()
+        self.watch.expect(TWO, STEP, 0)
+        self.watch.end_backward()
+        self.watch.end_pass(TWO, 32, is_synchronising=False, counts=True)
+        return self.now - began
+
     def step(self, work_s: float = 0.002, average_s: float = 0.001, after_s: float = 0.0) -> float:
         """How long it took in all."""
         began = self.now
@@ -121,6 +129,16 @@ def test_time_in_which_training_stood_still_is_no_slip() -> None:
     for _ in range(200):
         loop.step()
     assert loop.watch.slip == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_first_step_waits_for_the_others_whatever_its_number_of_passes() -> None:
+    loop = Loop()
+    assert [loop.accumulate() for _ in range(3)] == pytest.approx([0.1] * 3)
+    loop.step(average_s=2.0)
+    for _ in range(5):
+        loop.accumulate()
+    assert loop.watch.slip == 0.0
+    assert loop.accumulate() == pytest.approx(0.1)
 
 
 def test_what_was_lost_before_a_change_stays_lost() -> None:

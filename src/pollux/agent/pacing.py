@@ -73,7 +73,7 @@ class PacedStopwatch(Stopwatch):
         """Emulated seconds of a whole real pass, beside what is told of it."""
         self._start_s = 0.0
         self._due_s: float | None = None
-        """When the last pass should have ended; None: the schedule begins with the end of the next one."""
+        """When the last pass should have ended; None: the schedule begins with the end of the next step."""
         self._behind_s = 0.0
         self._lost_s = 0.0
         """What earlier schedules were behind when they ended."""
@@ -114,10 +114,13 @@ class PacedStopwatch(Stopwatch):
         now_s = self._now()
         is_on_time = abs(now_s - self._start_s - pace.pass_s) <= ON_TIME * pace.pass_s
         super().end_pass(shape, per_gpu_batch_size, is_synchronising=is_synchronising, counts=counts and is_on_time)
-        # The first pass of a schedule waits for replicas that come to it later.
-        self._due_s = now_s if self._due_s is None else self._due_s + pace.pass_s
-        self._behind_s = max(0.0, now_s - self._due_s)
         self.trained_s += pace.pass_s
+        if self._due_s is None:
+            # The first step waits for replicas that come to it later: the schedule begins where all are together.
+            self._due_s = now_s if is_synchronising else None
+            return
+        self._due_s += pace.pass_s
+        self._behind_s = max(0.0, now_s - self._due_s)
         if self._lost_s + self._behind_s > MOST_SLIP * max(self.trained_s, LEAST_TIME_S):
             raise PacingSlipped(self.slip, self.trained_s, MOST_SLIP)
 
