@@ -38,8 +38,8 @@ simulate: $(STAMP) ## Compare all policies on a built-in workload, in a simulate
 	@echo "24 jobs of five training tasks, submitted within 90 minutes to 4 nodes of 4 GPUs, under each policy:"
 	@$(VENV)/bin/pollux compare demo --policies fifo,fifo-backfill,tiresias,srtf,optimus,pollux --report out/report
 
-run: $(STAMP) ## See it live: six training jobs share this machine under Pollux, then FIFO; report in out/demo (ARGS=--quick)
-	@$(VENV)/bin/pollux demo $(ARGS)
+run: $(STAMP) ## See it live: six jobs share 8 GPUs under Pollux, then FIFO; emulated without GPUs (EMULATE=0: CPU slots)
+	@$(VENV)/bin/pollux demo $(if $(EMULATE),$(if $(filter 0,$(EMULATE)),--no-emulate,--emulate)) $(ARGS)
 
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(FIND_BROWSER)
@@ -89,11 +89,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@printf '%s' "$(CURDIR)" > $@
 	@echo "Ready: $$($(VENV)/bin/pollux --version) in $(VENV)"
 
-# Whole files to the cores: what a file sets up once is not set up in every process. Then, one by one, the tests that
-# need the machine for themselves. Both always run; 5 means that ARGS leaves nothing to one of them, which is fine.
+# Whole files to the cores, in the order of tests/conftest.py: what a file sets up once is not set up in every process.
+# Then, one by one, the tests that need the machine for themselves, which are all in one folder: reading the others
+# takes a while. Both always run; 5 means that ARGS leaves nothing to one of them, which is fine.
 define RUN_TESTS
-$(PY) -m pytest -n auto --dist loadfile -m 'not quiet' $(ARGS); shared=$$?; \
-$(PY) -m pytest -m quiet $(ARGS); quiet=$$?; \
+$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not quiet' $(ARGS); shared=$$?; \
+$(PY) -m pytest -m quiet -o testpaths=tests/live $(ARGS); quiet=$$?; \
 case $$shared-$$quiet in 0-0 | 0-5 | 5-0) ;; *) exit 1 ;; esac
 endef
 

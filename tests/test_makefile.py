@@ -82,6 +82,15 @@ def test_both_kinds_of_tests_run_and_either_may_fail_the_target(
     assert all(line.endswith("-k fit") for line in (first, second))
 
 
+def test_quiet_tests_are_where_they_are_looked_for() -> None:
+    folder = re.search(r"-m quiet -o testpaths=(\S+)", (ROOT / "Makefile").read_text("utf-8"))
+    assert folder
+    mark = re.compile(r"^\s*(@|pytestmark\b.*)pytest\.mark\.quiet", re.MULTILINE)
+    marked = {path for path in (ROOT / "tests").rglob("*.py") if mark.search(path.read_text("utf-8"))}
+    assert marked
+    assert marked == {path for path in marked if ROOT / folder[1] in path.parents}, "make test would not run them all"
+
+
 def test_without_a_usable_python_setup_says_what_is_missing(tmp_path: Path) -> None:
     for tool in ("sh", "cat", "make"):
         found = shutil.which(tool)

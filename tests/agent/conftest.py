@@ -1,4 +1,4 @@
-"""Real replicas for tests: processes with gloo on loopback, forked from a server that has torch loaded."""
+"""Real replicas and scripts for tests: processes forked from a server that has torch loaded, gloo on loopback."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import pytest
@@ -54,35 +55,63 @@ def _replica(pipe: Connection, function: Callable[..., Any], rank: int, replicas
         os._exit(1)
 
 
+def _alone(pipe: Connection, function: Callable[..., Any], args: Any) -> None:
+    try:
+        pipe.send((True, function(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        os._exit(1)
+
+
 Spawn = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="session")
-def spawn() -> Spawn:
+def server() -> ForkServerContext:
+    """Its processes are forked from one that has torch loaded, which takes seconds."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(PRELOADED)
+    return made
+
+
+@pytest.fixture(scope="session")
+def spawn(server: ForkServerContext) -> Spawn:
     """`spawn(function, replicas, *args)`: what function(rank, replicas, *args) answers in so many real processes."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
 
     def run(function: Callable[..., Any], replicas: int, *args: Any) -> list[Any]:
         port = free_port()
-        pipes, processes = [], []
-        for rank in range(replicas):
-            ours, theirs = server.Pipe()
-            process = server.Process(target=_replica, args=(theirs, function, rank, replicas, port, args), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        try:
-            return _answers(pipes)
-        finally:
-            for process in processes:
-                process.join(5.0)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+        return _run(server, _replica, [(function, rank, replicas, port, args) for rank in range(replicas)])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fork(server: ForkServerContext) -> Spawn:
+    """`fork(function, first, second …)`: what function(*first) and so on answer, all at once, in a process each."""
+
+    def run(function: Callable[..., Any], *each: Any) -> list[Any]:
+        return _run(server, _alone, [(function, args) for args in each])
+
+    return run
+
+
+def _run(server: ForkServerContext, target: Callable[..., None], each: Sequence[tuple[Any, ...]]) -> list[Any]:
+    pipes, processes = [], []
+    for args in each:
+        ours, theirs = server.Pipe()
+        process = server.Process(target=target, args=(theirs, *args), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        return _answers(pipes)
+    finally:
+        for process in processes:
+            process.join(5.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _answers(pipes: Sequence[Connection]) -> list[Any]:

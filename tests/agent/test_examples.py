@@ -4,18 +4,15 @@ import ast
 import difflib
 import json
 import math
-import os
-import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.agent.scripts import EXAMPLES, printed_by, printed_by_replica
+
 LITTLE = {
     "classifier": ["--samples", "400"],
     "language_model": ["--samples", "300"],
@@ -23,31 +20,14 @@ LITTLE = {
 }
 METRIC = {"classifier": "accuracy", "language_model": "validation_loss", "recommender": "hit_rate_at_10"}
 
-ONE_AFTER_THE_OTHER = """
-import json, runpy, sys
-for sys.argv in json.loads(sys.argv[1]):
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
 
 def on_little_data(script: str, *arguments: str) -> list[str]:
     """The command line of a short run."""
     return [str(EXAMPLES / f"{script}.py"), *LITTLE[script.removesuffix("_adaptive")], "--epochs", "1", *arguments]
 
 
-def results_of(*command: str) -> list[dict[str, Any]]:
-    """Run Python with this command line; the results that it prints."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("POLLUX_")}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    # Two replicas may print at the same moment, and then on the same line.
-    return [json.loads(result) for result in re.findall(r"\{[^{}]*\}", done.stdout)]
+def results_in(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
 def check(result: dict[str, Any], name: str) -> None:
@@ -58,24 +38,23 @@ def check(result: dict[str, Any], name: str) -> None:
     assert result["steps"] > 0
 
 
-def test_every_example_ends_with_its_result_as_json() -> None:
+def test_every_example_ends_with_its_result_as_json(fork) -> None:
     scripts = [f"{name}{twin}" for name in LITTLE for twin in ("", "_adaptive")]
     calls = [on_little_data(script) for script in scripts]
     for script in ("classifier", "classifier_adaptive"):
         scripts.append(script)
         calls.append(on_little_data(script, "--batch-norm"))
-    # In one process: starting Python and torch takes longer than the scripts do.
-    results = results_of("-c", ONE_AFTER_THE_OTHER, json.dumps(calls))
+    (printed,) = fork(printed_by, [calls])
+    results = results_in(printed)
     assert len(results) == len(scripts)
     for result, script in zip(results, scripts, strict=True):
         check(result, script.removesuffix("_adaptive"))
 
 
-# The recommender would run no other code, in three more processes.
+# The recommender would run no other code. Scripts under torchrun itself are in test_signals.
 @pytest.mark.parametrize(("name", "printed"), [("classifier", 2), ("language_model", 1)])
-def test_two_replicas_of_an_adaptive_example_agree_on_the_result(name: str, printed: int) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    results = results_of(*torchrun, *on_little_data(f"{name}_adaptive"))
+def test_two_replicas_of_an_adaptive_example_agree_on_the_result(spawn, name: str, printed: int) -> None:
+    results = results_in("".join(spawn(printed_by_replica, 2, on_little_data(f"{name}_adaptive"))))
     assert len(results) == printed
     for result in results:
         check(result, name)

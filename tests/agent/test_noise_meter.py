@@ -146,7 +146,10 @@ def measure(rank: int, replicas: int, passes: int, optimizer_name: str) -> tuple
 
 def measure_all(rank: int, replicas: int) -> dict[tuple[str, int], tuple[float, float, float, float]]:
     several = (2, 4) if replicas == 1 else (1, 3)
-    return {(name, passes): measure(rank, replicas, passes, name) for name in ("sgd", "adam") for passes in several}
+    cases = [(name, passes) for name in ("sgd", "adam") for passes in several]
+    if replicas == 4:  # on fewer cores: each optimizer and each number of passes once
+        cases = [("sgd", 3), ("adam", 1)]
+    return {(name, passes): measure(rank, replicas, passes, name) for name, passes in cases}
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])

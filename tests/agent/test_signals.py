@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ from pollux.torch import Job
 from pollux.wire.entries import CheckpointSaved, TrainingFinished, TrainingResumed, TrainingStarted, TrainingStopped
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNT, PASSES, READY_AT = 600, 3, 20
+COUNT, PASSES, STEPS = 1000, 3, 3 * 63
+READY_AFTER = 10
+"""Steps; a signal is heard at most two beats later, 32 steps."""
 PATIENCE_S = 60.0
 
 SCRIPT = """
@@ -38,12 +41,12 @@ from tests.agent.training import loader_of, network, sgd
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
-job = Job(adapt=False, checkpoint_dir=folder)
+job = Job(adapt=False, checkpoint_dir=folder.parent)
 module = network()
 model, optimizer, loader = job.prepare(module, sgd(module), loader_of({count}, 16, num_workers=1))
 rank = job._replicas.rank
-seen = (folder / f"seen-{{os.getpid()}}-{{rank}}").open("a")
-resumed = job.steps > 0
+seen = (folder / f"seen-{{rank}}").open("a")
+first = job.steps
 try:
     for _ in job.passes({passes}):
         for x, y, index in loader:
@@ -52,7 +55,7 @@ try:
             optimizer.step()
             seen.write(json.dumps([job.steps, index.tolist()]) + "\\n")
             seen.flush()
-            if job.steps == {ready_at} and not resumed:
+            if job.steps == first + {ready_after}:
                 (folder / f"ready-{{rank}}").write_text(str(os.getpid()))
                 while not (folder / "go").exists():
                     time.sleep(0.01)
@@ -64,83 +67,99 @@ except SystemExit as leaving:
 """
 
 
-@pytest.fixture
-def script(tmp_path) -> Path:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT.format(count=COUNT, passes=PASSES, ready_at=READY_AT))
-    return path
+def run_script(script: str, folder: str, replicas: int) -> None:
+    """Alone, or under torchrun, whose own processes are started as it always does."""
+    os.setsid()
+    log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.update({"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    if replicas == 1:
+        sys.argv = [script, folder]
+        runpy.run_path(script, run_name="__main__")
+    else:
+        from torch.distributed import run
+
+        run.main(["--standalone", "--nproc-per-node", str(replicas), script, folder])
+
+
+Start = Callable[[str, int], tuple[Path, ForkServerProcess]]
 
 
 @pytest.fixture
-def start(script, tmp_path) -> Iterator:
-    """Start the script on so many replicas; what still runs at the end is killed."""
-    started: list[subprocess.Popen] = []
-    log = (tmp_path / "log").open("wb")
+def start(tmp_path: Path, server: ForkServerContext) -> Iterator[Start]:
+    """Start the script, in a folder of its own, on so many replicas; what still runs at the end is killed."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(count=COUNT, passes=PASSES, ready_after=READY_AFTER))
+    started: list[ForkServerProcess] = []
 
-    def run(replicas: int) -> subprocess.Popen:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(replicas)]
-        process = subprocess.Popen(
-            [sys.executable, *(launcher if replicas > 1 else []), str(script), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    def run(name: str, replicas: int) -> tuple[Path, ForkServerProcess]:
+        folder = tmp_path / name
+        folder.mkdir()
+        process = server.Process(target=run_script, args=(str(script), str(folder), replicas))
+        process.start()
         started.append(process)
-        return process
+        return folder, process
 
     yield run
     for process in started:
-        if process.poll() is None:
+        if process.is_alive():
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    log.close()
+            process.join()
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> str:
+def wait_for(path: Path, process: ForkServerProcess) -> str:
     deadline = time.monotonic() + PATIENCE_S
     while not (path.exists() and path.read_text()):
-        assert process.poll() is None, (path.parent / "log").read_text()
+        assert process.is_alive(), (path.parent / "log").read_text()
         assert time.monotonic() < deadline, (path.parent / "log").read_text()
         time.sleep(0.02)
     return path.read_text()
 
 
-def runs_of(folder: Path, known: set[Path]) -> list[Run]:
-    """What each replica of the last run saw, by rank."""
-    files = sorted(set(folder.glob("seen-*")) - known, key=lambda path: path.name.rsplit("-", 1)[1])
-    known |= set(files)
+def ended(folder: Path, process: ForkServerProcess) -> int:
+    process.join(PATIENCE_S)
+    assert process.exitcode is not None, (folder / "log").read_text()
+    return process.exitcode
+
+
+def runs_of(folder: Path) -> list[Run]:
+    """What each replica saw, by rank."""
+    files = sorted(folder.glob("seen-*"))
     return [Run(seen=[tuple(json.loads(line)) for line in path.read_text().splitlines()]) for path in files]
 
 
-@pytest.mark.parametrize(("before", "after", "whom"), [(1, 2, "launcher"), (2, 1, "launcher"), (2, 0, "one replica")])
-def test_a_script_that_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_it(tmp_path, start, before, after, whom):
-    known: set[Path] = set()
-    process = start(before)
-    pids = [int(wait_for(tmp_path / f"ready-{rank}", process)) for rank in range(before)]
-    os.kill(pids[-1] if whom == "one replica" else process.pid, signal.SIGTERM)
-    (tmp_path / "go").touch()
-    code = process.wait(PATIENCE_S)
-    assert code == 143 if before == 1 else code != 0
-    # torchrun ends what is left once one has ended: by then the checkpoint must be there.
-    assert (tmp_path / f"left-{before - 1}").read_text() == "143"
-    loaded = Checkpoints(tmp_path).load_latest()
-    assert loaded is not None
-    step = loaded.step
-    assert READY_AT < step < PASSES * 38
-    first = runs_of(tmp_path, known)
-    assert max(run.seen[-1][0] for run in first) == step - 1
-    if after == 0:
-        return
-    process = start(after)
-    assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
-    assert [(tmp_path / f"done-{rank}").read_text() for rank in range(after)] == [str(after)] * after
-    second = runs_of(tmp_path, known)
-    assert delivered(first) + delivered(second) == expected(COUNT, PASSES)
+def test_a_script_that_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_it(tmp_path: Path, start: Start) -> None:
+    samples: list[int] = []
+    step = 0
+    for replicas, whom in ((2, "launcher"), (1, "script"), (2, "one replica")):
+        folder, process = start(whom, replicas)
+        pids = [int(wait_for(folder / f"ready-{rank}", process)) for rank in range(replicas)]
+        os.kill(pids[-1] if whom == "one replica" else process.pid, signal.SIGTERM)
+        (folder / "go").touch()
+        code = ended(folder, process)
+        assert code == 143 if replicas == 1 else code != 0
+        # torchrun ends what is left once one has ended: by then the checkpoint must be there.
+        assert (folder / f"left-{replicas - 1}").read_text() == "143"
+        loaded = Checkpoints(tmp_path).load_latest()
+        assert loaded is not None
+        assert step + READY_AFTER < loaded.step < STEPS
+        step = loaded.step
+        runs = runs_of(folder)
+        assert max(run.seen[-1][0] for run in runs) == step - 1
+        samples += delivered(runs)
+
+    folder, process = start("nobody", 1)
+    (folder / "go").touch()
+    assert ended(folder, process) == 0, (folder / "log").read_text()
+    assert (folder / "done-0").read_text() == "1"
+    assert samples + delivered(runs_of(folder)) == expected(COUNT, PASSES)
     story = [type(entry) for entry in read_journal(tmp_path / "journal.jsonl")]
     assert story[0] is TrainingStarted
     assert story[-1] is TrainingFinished
-    assert story.index(TrainingStopped) + 1 == story.index(TrainingResumed)
+    stops = [number for number, kind in enumerate(story) if kind is TrainingStopped]
+    assert len(stops) == 3
+    assert {story[number + 1] for number in stops} == {TrainingResumed}
 
 
 # --- one process, without a script of its own

@@ -1,4 +1,4 @@
-"""Nodes for tests of jobs whose replicas come and go: real daemons, started once for a file of tests."""
+"""Nodes for tests of jobs whose replicas come and go: real daemons, started once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pollux.node.launching import LocalCluster
 numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Two nodes, n0 and n1, with 4 slots each. A mere number of replicas is placed on n0."""
     with LocalCluster(nodes=2, slots=4) as cluster:

@@ -27,7 +27,7 @@ def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) 
     while not is_so():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"did not come about within {patience_s:g} s: {what}")
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 class Trial:
@@ -122,7 +122,9 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        return max((record["step"] for lines in self.records().values() for record in lines[-1:]), default=0)
+        """The last ones only: this is asked again and again while the replicas train on the same cores."""
+        texts = [path.read_text().rpartition("\n")[0] for path in self.out.glob("*.jsonl")]
+        return max((json.loads(text.rpartition("\n")[2])["step"] for text in texts if text), default=0)
 
     def pids(self) -> dict[str, int]:
         """Of the replicas that live."""

@@ -43,7 +43,7 @@ HYSTERESIS = 1.05
 """By how much another batch size must be better for them to take it."""
 NEWCOMER_S, FIRST_REPORT_S = 0.5, 0.4
 """Real seconds, which compression does not shorten: replicas that join a job get ready; and a first report is late, by
-the start of its processes and the steps that it waits for. Measured on two busy cores, the same for all runs."""
+the start of its processes and the steps that it waits for. Read off early runs on two cores; the same for all."""
 SPARE = 2.0
 SPARE_S = 120.0
 """A live run that takes so many times as long as the simulator says, and so many real seconds more, is given up."""
