@@ -145,9 +145,9 @@ class PacingSlipped(PolluxError):
 
     def __str__(self) -> str:
         return (
-            f"This emulated job is {self.slip:.1%} behind its pace after {self.trained_s:.0f} s (at most"
-            f" {self.bound:.0%}): this machine is too busy. Give pollux up a smaller --compress or fewer --slots, or"
-            " end what else runs here."
+            f"This emulated job cannot keep its pace: at most {self.bound:.0%} are allowed (this replica is"
+            f" {self.slip:.1%} behind after {self.trained_s:.0f} s). The machine is too busy: give pollux up a smaller"
+            " --compress or fewer --slots, or end what else runs here."
         )
 
 

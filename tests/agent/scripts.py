@@ -20,7 +20,7 @@ def printed_by(commands: Sequence[Sequence[str]], variables: Mapping[str, str] |
     os.environ.update(variables or {})
     sys.path.insert(0, str(EXAMPLES))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for sys.argv in map(list, commands):  # noqa: B020
+        for sys.argv in map(list, commands):
             runpy.run_path(sys.argv[0], run_name="__main__")
     return printed.getvalue()
 

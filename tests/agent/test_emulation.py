@@ -23,8 +23,9 @@ from pollux.agent.dealing import StepPlan
 from pollux.agent.emulation import LEAST_STEP_S, Emulation
 from pollux.agent.environment import BatchVariables, EmulatedCluster, Environment
 from pollux.agent.options import Options
+from pollux.agent.pacing import PacedStopwatch
 from pollux.core import Shape
-from pollux.errors import InvalidSpec, UnknownName
+from pollux.errors import InvalidSpec, PacingSlipped, UnknownName
 from pollux.goodput import gain
 from pollux.simulator.truth import truths_built_in
 
@@ -100,6 +101,7 @@ def test_a_job_is_emulated_only_if_it_asks_for_it_and_its_cluster_is() -> None:
     alone = Emulation.of(Options(emulate="bert:0.1"), Environment())
     assert alone is not None
     assert alone.cluster == EmulatedCluster()
+    assert Emulation.of(Options(emulate="bert"), Environment(gpu_type="cpu", emulated=EmulatedCluster(9.0))) is not None
     there = Environment(gpu_type="emulated-t4", emulated=EmulatedCluster(20.0, 30.0, 8))
     on_cluster = Emulation.of(Options(emulate="bert:0.1"), there)
     assert on_cluster is not None
@@ -155,7 +157,7 @@ def test_a_compression_that_is_none_is_refused(value: str) -> None:
 
 
 def _run_example(rank: int, replicas: int, application: str) -> list[str]:
-    os.environ.update({"POLLUX_COMPRESS": "20", "POLLUX_GPU_TYPE": "emulated-t4"})
+    os.environ["POLLUX_COMPRESS"] = "20"
     sys.argv = [str(EXAMPLE), application]
     printed, logged = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(logged):
@@ -171,3 +173,17 @@ def test_two_real_replicas_keep_the_pace_and_reach_the_end(spawn) -> None:
     assert result["profile_metric"] == {"name": "F1 (%)", "value": 88.6}
     assert "the tiny model's own" in logged
     assert not nothing
+
+
+def _slip_on_the_second(rank: int, replicas: int, application: str) -> str:
+    if rank == 1:
+        PacedStopwatch.is_too_slow = property(lambda self: self.trained_s > 0.5)
+    try:
+        _run_example(rank, replicas, application)
+    except PacingSlipped as error:
+        return str(error)
+    return "it went on"
+
+
+def test_one_replica_that_cannot_keep_the_pace_ends_the_whole_job(spawn) -> None:
+    assert all("cannot keep its pace" in said for said in spawn(_slip_on_the_second, 2, "bert:0.05"))

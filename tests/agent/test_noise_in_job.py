@@ -77,7 +77,9 @@ ALL = (("sgd", 1), ("sgd", 3), ("adam", 1), ("adam", 3))
 
 
 def all_measured(rank: int, replicas: int, cases: Sequence[tuple[str, int]]) -> list[tuple[float, float, int]]:
-    return [measured(rank, replicas, name, BATCH // replicas // passes if passes > 1 else None) for name, passes in cases]
+    return [
+        measured(rank, replicas, name, BATCH // replicas // passes if passes > 1 else None) for name, passes in cases
+    ]
 
 
 # Four are more than there are cores: each optimizer and each number of passes once.

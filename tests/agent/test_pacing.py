@@ -99,13 +99,11 @@ def test_no_pass_is_cut_to_less_than_half() -> None:
 
 def test_a_job_that_cannot_keep_up_ends_and_says_by_how_much() -> None:
     loop = Loop()
-
-    def train() -> None:
-        for _ in range(10_000):
-            loop.step(work_s=0.12)
-
-    with pytest.raises(PacingSlipped, match=r"behind its pace .* --compress") as caught:
-        train()
+    while not loop.watch.is_too_slow:
+        loop.step(work_s=0.12)
+        assert loop.watch.trained_s < 60
+    with pytest.raises(PacingSlipped, match=r"cannot keep its pace .* --compress") as caught:
+        loop.watch.fail()
     assert caught.value.slip > MOST_SLIP
     behind_s = caught.value.slip * caught.value.trained_s
     assert behind_s == pytest.approx(MOST_SLIP * LEAST_TIME_S, rel=0.1)
@@ -117,6 +115,7 @@ def test_a_slip_below_the_bound_is_told_and_borne() -> None:
     for _ in range(300):
         loop.step(work_s=0.103, average_s=0.0)
     assert 0.02 < loop.watch.slip < MOST_SLIP
+    assert not loop.watch.is_too_slow
 
 
 def test_time_in_which_training_stood_still_is_no_slip() -> None:

@@ -6,6 +6,7 @@ A script runs alone and under torchrun, is ended in the middle of a pass, and st
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -74,6 +75,7 @@ def run_script(script: str, folder: str, replicas: int) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ.update({"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    multiprocessing.set_start_method("fork", force=True)  # as it is elsewhere: the loader's workers
     if replicas == 1:
         sys.argv = [script, folder]
         runpy.run_path(script, run_name="__main__")

@@ -15,7 +15,7 @@ import pytest
 from tests.elastic.conftest import Trials
 from tests.elastic.trial import PATIENCE_S, TRAIN, Trial, on, until
 
-from pollux.core import GenerationAbandoned, ReplicaLost, ReplicasReady
+from pollux.core import GenerationAbandoned, JobFinished, JobStopped, ReplicaLost, ReplicasReady
 from pollux.errors import Permanent, StaleGeneration
 from pollux.node.launching import LocalCluster
 from pollux.wire.nodes import ResizeRun, RunPhase
@@ -183,6 +183,13 @@ def test_newcomers_hear_that_the_job_was_stopped(trial: Trials) -> None:
     assert len(by_step(held)) == A_PASS
 
 
+def test_a_job_that_is_stopped_as_all_its_replicas_move_ends_at_once(trial: Trials) -> None:
+    """Long before a leaver is given up (a minute) or newcomers are (five)."""
+    moving = trial("--passes", 40, "--step-s", 0.05, "--stop-when-resized").start(on(n0=2)).wait_step(2)
+    moving.resize(on(n1=2), waits=False)
+    assert isinstance(moving.cluster.wait_end(moving.job, timeout_s=PATIENCE_S / 3), JobFinished)
+
+
 def test_a_replica_that_leaves_is_still_heard(trial: Trials) -> None:
     """The first one stops the job when it hears that it is to leave."""
     stopping = trial("--passes", 50, "--step-s", 0.02, "--stop-when-resized").start(on(n0=1, n1=1))
@@ -214,6 +221,15 @@ def test_newcomers_that_fail_do_not_disturb_the_others(trial: Trials) -> None:
     assert shapes(robust)[-1] == (4, 1)
     assert_tiles(result, 8)
     assert_applied(result, 8)
+
+
+def test_a_state_that_newcomers_took_and_did_not_train_with_is_saved_by_those_who_had_it(trial: Trials) -> None:
+    moving = trial("--passes", 40, "--step-s", 0.05, saves=True).start(on(n0=1)).wait_step(3)
+    moving.tell("fail in a step").resize(on(n1=1), waits=False)
+    event = moving.cluster.wait_end(moving.job, timeout_s=PATIENCE_S)
+    assert isinstance(event, JobStopped), event  # to be started again from there: not a failure of the job
+    assert "told to fail in a step" in moving.logs()
+    assert list(moving.checkpoints.glob("checkpoint-*")), moving.logs()
 
 
 def test_a_script_that_was_edited_goes_on_from_its_checkpoint(trial: Trials, tmp_path: Path) -> None:

@@ -193,6 +193,8 @@ job.state.setdefault("steps", [])
 
 def train_one_pass() -> None:
     for x, y, index in loader:
+        if IS_NEWCOMER and is_told("fail in a step"):
+            raise OSError("told to fail in a step")
         optimizer.zero_grad()
         scores, uses = model(x, index)
         loss = nn.functional.cross_entropy(scores, y) + uses.mean().float()

@@ -69,6 +69,7 @@ class Process:
     """The membership that it last set out for."""
     step: int = 0
     has_state: bool = False
+    has_finished: bool = False
     newest: Join | Leave | None = None
     group: Group | None = None
     gathers: tuple[int, int] | None = None
@@ -90,7 +91,9 @@ class Process:
         return (0, 0) if self.newest is None else (self.newest.generation, self.newest.membership)
 
     def here(self) -> ReplicaHere:
-        status = ReplicaStatus(JOB, self.name, 7, self.phase, *self.at, self.step, self.has_state, 0.0)
+        status = ReplicaStatus(
+            JOB, self.name, 7, self.phase, *self.at, self.step, self.has_state, 0.0, self.has_finished
+        )
         return ReplicaHere(self.name, self.generation, 7, status, self.exit_code)
 
 
@@ -327,7 +330,6 @@ class World:
         process.offers = False
         process.phase = ReplicaPhase.LEAVING
         process.last_code = code
-        process.has_state = process.has_state and code != 0  # its own business, or others have it now
         self.say(process)
 
     def save_and_leave(self, process: Process) -> None:
@@ -439,7 +441,7 @@ class World:
         for member in members:
             member.group = None
             member.phase, member.last_code = ReplicaPhase.LEAVING, 0
-            member.has_state = True
+            member.has_state = member.has_finished = True
             self.say(member)
 
     def step(self, group: Group) -> None:

@@ -34,8 +34,17 @@ def gpus(**counts: int) -> Allocation:
     return Allocation.of(counts)
 
 
-def here(name: str, phase: ReplicaPhase, at: tuple[int, int], has_state: bool = True, code: int | None = None):
-    status = ReplicaStatus("job", name, 1, phase, *at, step=5, has_state=has_state, since_s=0.0)
+def here(
+    name: str,
+    phase: ReplicaPhase,
+    at: tuple[int, int],
+    has_state: bool = True,
+    code: int | None = None,
+    has_finished: bool = False,
+):
+    status = ReplicaStatus(
+        "job", name, 1, phase, *at, step=5, has_state=has_state, since_s=0.0, has_finished=has_finished
+    )
     return ReplicaHere(name, at[0], 1, status, code)
 
 
@@ -467,7 +476,7 @@ def test_a_handed_over_state_is_waited_for_when_the_leavers_have_gone(pair: Home
     pair.resize(2, gpus(c=1))
     pair.say("2-3", READY, (2, 0), has_state=False)
     for leaver in ("1-1", "1-2"):
-        pair.say(leaver, LEAVING, (1, 0), has_state=False)
+        pair.say(leaver, LEAVING, (1, 0))
         pair.end(leaver, 0)
     pair.wait(OPTIONS.ready_timeout_s - 1)
     pair.taken()
@@ -478,8 +487,9 @@ def test_a_handed_over_state_is_waited_for_when_the_leavers_have_gone(pair: Home
 def test_leavers_that_finished_instead_of_handing_over_end_the_job_well(pair: Home) -> None:
     pair.resize(2, gpus(c=1))
     pair.say("2-3", READY, (2, 0), has_state=False)
-    pair.end("1-1", 0)
-    pair.end("1-2", 0)
+    for leaver in ("1-1", "1-2"):
+        pair.last[leaver] = here(leaver, LEAVING, (1, 0), has_finished=True)
+        pair.end(leaver, 0)
     pair.taken()
     pair.wait(0.0)
     assert pair.killed() == []

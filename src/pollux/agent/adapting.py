@@ -124,6 +124,8 @@ class Adapter:
         self.wants_save = self.wants_stop = self.wants_leave = False
         """Told to all replicas by the next beat."""
         self.save_is_due: Callable[[], bool] = lambda: False
+        self.on_behind: Callable[[], None] = lambda: None
+        """Called on all replicas where one of them is too far behind the pace of an emulated job."""
         self.on_batch: Callable[[BatchConfig, BatchConfig, str, Tuned | None], None] = lambda *_: None
         self.on_verdict: Callable[[Verdict], None] = lambda _: None
         self.on_tuned: Callable[[Tuned], None] = lambda _: None
@@ -146,6 +148,11 @@ class Adapter:
     @property
     def initial_batch_size(self) -> int:
         return self.limits.initial_batch_size
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this replica cannot keep the pace of an emulated job."""
+        return False
 
     # Who decides, and for how many
 
@@ -265,7 +272,8 @@ class Adapter:
             loss_sum = (values @ sizes).reshape(1).to(device)
         else:
             loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
-        beat = Beat(float(samples), stop=float(self.wants_stop), leave=float(self.wants_leave))
+        asked = {"stop": self.wants_stop, "leave": self.wants_leave, "behind": self.is_behind}
+        beat = Beat(float(samples), **{name: float(is_so) for name, is_so in asked.items()})
         if self._replicas.is_main:
             beat = self._decisions(beat, is_saving)
         vector = pack(beat, torch.cat([loss_sum, *norms]))
@@ -341,6 +349,8 @@ class Adapter:
         if flight is None:
             return Heard.NOTHING
         beat, values = unpack(flight.pending.wait())
+        if beat.behind:
+            self.on_behind()
         if beat.samples:
             self.loss = values[0] / beat.samples
         self._take_noise(flight, values[1:])

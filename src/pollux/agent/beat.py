@@ -23,6 +23,8 @@ class Beat:
     """Replicas whose script wants to end the loop."""
     leave: float = 0.0
     """Replicas that a signal asked to end."""
+    behind: float = 0.0
+    """Replicas of an emulated job that are too far behind its pace."""
     save: float = 0.0
     """A checkpoint is due."""
     batch_size: float = 0.0

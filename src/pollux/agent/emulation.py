@@ -64,7 +64,7 @@ class Emulation:
     @classmethod
     def of(cls, options: Options, environment: Environment) -> Emulation | None:
         """None: the job is a real one. Anywhere else than on an emulated cluster it takes its time."""
-        cluster, kind = environment.emulated, (environment.gpu_type or "").removeprefix(PREFIX)
+        cluster, kind = environment.emulated, environment.gpu_type or ""
         if options.emulate is None:
             if cluster is None:
                 return None
@@ -75,7 +75,7 @@ class Emulation:
                 "Use pollux run --emulate cifar10 here, or run this script on a cluster of real GPUs or slots",
             )
         application = applications.load(options.emulate)
-        known = kind if cluster is not None else next(iter(application.throughput))
+        known = kind.removeprefix(PREFIX) if kind.startswith(PREFIX) else next(iter(application.throughput))
         return cls(application, known, cluster or EmulatedCluster())
 
     def told(self, options: Options) -> Options:
@@ -158,7 +158,12 @@ class EmulatedAdapter(Adapter):
         super().__init__(*arguments, **named)
         self._emulation = emulation
         emulation.config = lambda: self._dealer.config
+        self.on_behind = emulation.stopwatch.fail
         self._memory.proven = self.limits.max_per_gpu_batch_size  # the profile knows what fits
+
+    @property
+    def is_behind(self) -> bool:
+        return self._emulation.stopwatch.is_too_slow
 
     def stepped(self, plan: StepPlan) -> None:
         self.progress += self._emulation.worth(self.progress, self._replicas.shape, self._dealer.config)

@@ -186,7 +186,7 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < float("inf"):
-        raise InvalidSpec(name, text, "not a number of seconds above 0", "Leave it to Pollux to set it")
+        raise InvalidSpec(name, text, "not a number above 0", "Leave it to Pollux to set it")
     return value
 
 

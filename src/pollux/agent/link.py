@@ -76,7 +76,15 @@ class Link:
 
     # From the training thread and others
 
-    def tell(self, phase: ReplicaPhase, generation: int, membership: int, step: int, has_state: bool) -> None:
+    def tell(
+        self,
+        phase: ReplicaPhase,
+        generation: int,
+        membership: int,
+        step: int,
+        has_state: bool,
+        has_finished: bool = False,
+    ) -> None:
         """How this replica stands from now on. Said at once; a step that is all that has changed with the next beat."""
         with self._lock:
             if self._is_closing:
@@ -92,6 +100,7 @@ class Link:
                 step,
                 has_state,
                 since_s=before.since_s if before is not None and is_there else time.time(),
+                has_finished=has_finished,
             )
             is_new = not is_there or before is None or has_state != before.has_state
             if not is_new:

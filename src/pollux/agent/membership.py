@@ -88,6 +88,8 @@ class Membership:
         """Its state is that of the job: it has trained, or started together with the others, or was given it."""
         self._link: Link | None = None
         self._rendezvous: Rendezvous | None = None
+        self._replaced: list[Rendezvous] = []
+        """At stores that were lost since."""
         self._made: Made | None = None
         self._agreement: StepAgreement | None = None
         self._is_fresh = True
@@ -101,6 +103,10 @@ class Membership:
         """True: the body of the loop runs, in which nobody can regroup, and the loss is noted for its end."""
         self.is_asked_to_leave: Callable[[], bool] = lambda: False
         """Whether this process got a signal to save and end."""
+        self.has_finished = False
+        """The script's loop is over, and saved."""
+        self.has_left = False
+        """Nobody waits for this replica any more: it leaves as told, or all leave together."""
         self._failed_takes = 0
         self._thanks: Join | None = None
         """By what a leaver hears that its state is not needed any more."""
@@ -172,7 +178,8 @@ class Membership:
 
     def _tell(self, phase: ReplicaPhase, step: int) -> None:
         if self._link is not None:
-            self._link.tell(phase, *self.place, step, self.has_state or self.replicas.is_member)
+            has_state = self.has_state or self.replicas.is_member
+            self._link.tell(phase, *self.place, step, has_state, self.has_finished)
 
     def is_switch_due(self, step: int) -> bool:
         """After a step, while other members are pending: whether all switch here."""
@@ -315,7 +322,7 @@ class Membership:
         if is_left_with_state and self._has_newer_than(instruction)():
             return
         self.replicas.is_member = False
-        self.has_state = is_left_with_state  # who ends with it has not handed it over: the training is finished
+        self.has_left = True
         raise Left(is_left_with_state)
 
     def _hand_over(self, instruction: Leave, holder: Holder) -> bool:
@@ -361,6 +368,8 @@ class Membership:
             log.warning("generation %d.%d did not come together: %s", join.generation, join.membership, error)
             self._leave_group(is_broken=True)
             return None
+        while self._replaced:  # their last group is left by all
+            self._replaced.pop().close()
         self._made = made
         self.replicas.become(join.rank, join.size, join.num_nodes, made.group)
         self.replicas.generation, self.replicas.membership = join.generation, join.membership
@@ -434,6 +443,8 @@ class Membership:
 
     def _rendezvous_at(self, address: str) -> Rendezvous:
         if self._rendezvous is None or self._rendezvous.address != address:
+            if self._rendezvous is not None:
+                self._replaced.append(self._rendezvous)
             self._rendezvous = Rendezvous(address)
         return self._rendezvous
 
@@ -457,9 +468,11 @@ class Membership:
             self.replicas.leave()
             return
         self._tell(ReplicaPhase.LEAVING, step)
-        self._thank()  # there was no step left to train
+        if self.has_finished:
+            self._thank()  # there was no step left to train
         self._leave_group(is_broken=False)
-        if self._rendezvous is not None:
+        # After an error the others know nothing yet, and its connections must outlive it.
+        if self._rendezvous is not None and (self.has_finished or self.has_left):
             self._rendezvous.close()
         self._link.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from pollux.agent.dealing import StepPlan
 from pollux.agent.stopwatch import Stopwatch
@@ -121,8 +121,14 @@ class PacedStopwatch(Stopwatch):
             return
         self._due_s += pace.pass_s
         self._behind_s = max(0.0, now_s - self._due_s)
-        if self._lost_s + self._behind_s > MOST_SLIP * max(self.trained_s, LEAST_TIME_S):
-            raise PacingSlipped(self.slip, self.trained_s, MOST_SLIP)
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self._lost_s + self._behind_s > MOST_SLIP * max(self.trained_s, LEAST_TIME_S)
+
+    def fail(self) -> NoReturn:
+        """On all replicas at once: the job is behind its pace, though maybe not this replica's part of it."""
+        raise PacingSlipped(self.slip, self.trained_s, MOST_SLIP)
 
     def pacing(self) -> tuple[float, float]:
         """(seconds behind, seconds trained) so far, for those who go on from here."""

@@ -140,6 +140,7 @@ class Training:
         self, kind: str, count: int, beginning: Callable[[], float], goal: Callable[[float, int], Goal]
     ) -> Iterator[int]:
         made = self._parts
+        self._membership.has_finished = False
         number = self._loops_begun
         self._loops_begun += 1
         resumed = self._resume_from
@@ -153,6 +154,7 @@ class Training:
         if number == resumed.loop and resumed.is_finished and resumed.epoch >= count:
             if self._replicas.is_main:
                 log.warning("this loop of %d epochs has ended before: give more, or another checkpoint_dir", count)
+            self._membership.has_finished = True
             return
         first, start = 0, beginning()
         if number == resumed.loop and self._is_resumed:
@@ -177,6 +179,7 @@ class Training:
                         break
                 end = Place(number, max(first, count), start, is_finished=True, kind=kind, count=count)
                 self._finish_loop(end)
+                self._membership.has_finished = True
             if self._leave_asked:  # too late for those in the loop to hear of it; all that they have done is saved
                 made.teller.stopped("SIGTERM")
                 self._end(EXIT_CODE)
@@ -253,6 +256,7 @@ class Training:
         self._save(wait=True)
         # A launcher that sees one replica end may end the others, one of which is still writing.
         self._replicas.barrier()
+        self._membership.has_left = True
         made.teller.checkpoint(made.saver.last_path)
         made.teller.stopped("SIGTERM")
         self._end(EXIT_CODE)

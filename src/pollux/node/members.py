@@ -73,9 +73,9 @@ class Replica:
         return self.is_gone and self.exit_code == 0
 
     @property
-    def ended_with_state(self) -> bool:
-        """Its training is finished: who hands the state over says before its end that it has it no more."""
-        return self.ended_well and self.status is not None and self.status.has_state
+    def has_finished(self) -> bool:
+        """It has ended, and the training with it. Who hands the state over ends well, too, but never says that."""
+        return self.ended_well and self.status is not None and self.status.has_finished
 
     @property
     def has_saved(self) -> bool:

@@ -23,6 +23,7 @@ from pollux.wire.nodes import (
     RunNews,
     Watch,
 )
+from pollux.wire.replicas import ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -192,5 +193,9 @@ class Listener(Iterator[NodeNews]):
 def _essence(here: ReplicaHere) -> tuple[object, ...]:
     """All but what changes with every step."""
     said = here.status
-    state = None if said is None else (said.phase, said.generation, said.membership, said.has_state, said.since_s)
+    state = None if said is None else _standing(said)
     return here.pid, here.exit_code, here.log, state
+
+
+def _standing(said: ReplicaStatus) -> tuple[object, ...]:
+    return said.phase, said.generation, said.membership, said.has_state, said.has_finished, said.since_s

@@ -140,7 +140,7 @@ class Rules:
     def _finish(self, now_s: float) -> bool:
         """Nobody who has the state lives, and the last of them ended well: the training is finished.
 
-        Those to whom it was to be handed over may have it and not have said so yet; not from one that ended with it.
+        Those to whom it was to be handed over may have it and not have said so yet; not from one that said it was done.
         """
         run = self.run
         if run.is_over or run.is_closing or any(replica.ended_badly for replica in run.members):
@@ -151,7 +151,7 @@ class Rules:
             return True
         holders = (*(member for member in run.members if member.holds_state), *run.leavers)
         is_nowhere = all(holder.is_gone for holder in holders)
-        has_ended = is_nowhere and any(leaver.ended_with_state for leaver in run.leavers) and not self.dispatch.away
+        has_ended = is_nowhere and any(leaver.has_finished for leaver in run.leavers) and not self.dispatch.away
         if not (
             self.deadlines.is_due("end while moving", has_ended, self._options.repair_grace_s, now_s)
             or self.deadlines.is_due("taking over", is_nowhere, self._options.ready_timeout_s, now_s)

@@ -49,6 +49,8 @@ class ReplicaStatus:
     """Whether its state is worth keeping: all but newcomers that have not been given any."""
     since_s: float
     """When it came to this phase: seconds since 1970 by the clock of its machine."""
+    has_finished: bool = False
+    """Its loop is over and saved: if it ends well now, the training is done, and nobody was given its state."""
 
     def __post_init__(self) -> None:
         checks.text(InvalidSpec, "job", self.job)
@@ -59,6 +61,7 @@ class ReplicaStatus:
         checks.whole(InvalidSpec, "membership", self.membership, 0)
         checks.whole(InvalidSpec, "step", self.step, 0)
         checks.flag(InvalidSpec, "has_state", self.has_state)
+        checks.flag(InvalidSpec, "has_finished", self.has_finished)
         checks.finite(InvalidSpec, "since_s", self.since_s, None)
 
 
