@@ -43,6 +43,7 @@ run: $(STAMP) ## See it live: six jobs share 8 GPUs under Pollux, then FIFO; emu
 
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(FIND_BROWSER)
+	@$(COMPILE)
 	@$(RUN_TESTS)
 
 lint: $(STAMP) ## Check style, format and types (ruff, mypy)
@@ -84,16 +85,18 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "Installing Pollux and its pinned dependencies (one to three minutes the first time: PyTorch is large) …"; \
 	$(PY) -m pip install -qq -c constraints.txt -e '.[dev]' || { \
 		echo "error: pip could not install the packages, see above. Is the package index reachable?" >&2; exit 1; }
-	@# Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew.
-	@$(PY) -m compileall -q src/pollux
+	@$(COMPILE)
 	@printf '%s' "$(CURDIR)" > $@
 	@echo "Ready: $$($(VENV)/bin/pollux --version) in $(VENV)"
 
-# Whole files to the cores, in the order of tests/conftest.py: what a file sets up once is not set up in every process.
-# Then, one by one, the tests that need the machine for themselves, which are all in one folder: reading the others
-# takes a while. Both always run; 5 means that ARGS leaves nothing to one of them, which is fine.
+# Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew: tests start hundreds.
+COMPILE = $(PY) -m compileall -q src/pollux
+
+# Whole files to the cores: what a file sets up once is not set up in every process. Then, one by one, the tests that
+# need the machine for themselves, which are all in one folder: reading the others takes a while. Both always run; 5
+# means that ARGS leaves nothing to one of them, which is fine.
 define RUN_TESTS
-$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not quiet' $(ARGS); shared=$$?; \
+$(PY) -m pytest -n auto --dist loadfile -m 'not quiet' $(ARGS); shared=$$?; \
 $(PY) -m pytest -m quiet -o testpaths=tests/live $(ARGS); quiet=$$?; \
 case $$shared-$$quiet in 0-0 | 0-5 | 5-0) ;; *) exit 1 ;; esac
 endef

@@ -13,8 +13,9 @@ from typing import Any
 from pollux.cli import top
 from pollux.cli.emulated import emulated_document
 from pollux.cli.trial.cluster import TrialCluster
+from pollux.cli.trial.faults import faults_of, job_faults, slip_of
 from pollux.cli.trial.folder import trial_folder
-from pollux.cli.trial.running import Submission, Tell, Trial, printed_result, run_trial
+from pollux.cli.trial.running import Submission, Tell, Trial, run_trial
 from pollux.core import Phase
 
 NODES, SLOTS, JOBS = 8, 4, 40
@@ -38,10 +39,11 @@ class ScaleResult:
     compress: float
     jobs: int
     succeeded: int
+    """Jobs that did, with nothing lost on their way."""
     most_slots: int
     """In use at once, as often as it was looked."""
-    most_replicas: int
-    """Processes that trained at once."""
+    most_training: int
+    """Of these, held by jobs that trained."""
     most_jobs: int
     """That held slots at once."""
     rounds: int
@@ -53,7 +55,7 @@ class ScaleResult:
     cpu_share: float | None
     """Of all cores; None where nobody can tell."""
     faults: tuple[str, ...] = ()
-    """Jobs that did not succeed and processes that did not end, a sentence each."""
+    """Jobs that did not succeed, what was lost on the way, and processes that did not end, a sentence each."""
 
 
 def run_scale(
@@ -96,7 +98,7 @@ class Seen:
     """The most that was in use at once, as often as somebody looks; a line now and then."""
 
     def __init__(self, tell: Tell) -> None:
-        self.slots = self.replicas = self.jobs = 0
+        self.slots = self.training = self.jobs = 0
         self._tell = tell
         self._told_s = 0.0
 
@@ -104,25 +106,26 @@ class Seen:
         cluster = look.cluster
         slots = cluster.gpus - cluster.free_gpus
         holding = [job for job in look.jobs if job.phase.holds_gpus]
-        replicas = sum(job.gpus for job in holding if job.phase in TRAINING)
-        self.slots, self.replicas = max(self.slots, slots), max(self.replicas, replicas)
+        training = sum(job.gpus for job in holding if job.phase in TRAINING)
+        self.slots, self.training = max(self.slots, slots), max(self.training, training)
         self.jobs = max(self.jobs, len(holding))
         if cluster.time_s - self._told_s >= LINE_S:
             self._told_s = cluster.time_s
             ended = sum(count for phase, count in cluster.num_jobs.items() if Phase(phase).is_terminal)
             waiting = cluster.num_jobs.get(Phase.PENDING, 0)
             self._tell(
-                f"{cluster.policy}: {len(holding)} jobs on {slots} of {cluster.gpus} slots, {replicas} replicas train; "
+                f"{cluster.policy}: {len(holding)} jobs on {slots} of {cluster.gpus} slots, {training} of which train; "
                 f"{waiting} wait, {ended} have ended"
             )
 
 
 def told(trial: Trial, seen: Seen, *, nodes: int, jobs: int, compress: float, killed: int) -> ScaleResult:
     """What a trial and those who watched it tell. `killed`: processes that its end did not end."""
-    results = [found for job in trial.jobs for text in job.printed if (found := printed_result(text)) is not None]
+    slips = [slip for job in trial.jobs if (slip := slip_of(job)) is not None]
     ends = [job.view.finished_at_s for job in trial.jobs if job.view.finished_at_s is not None]
     unwell = [job for job in trial.jobs if job.view.phase is not Phase.SUCCEEDED]
     faults = [f"{job.name} is {job.view.phase}: {job.view.exit_reason}" for job in unwell]
+    faults += faults_of(trial)
     if len(trial.jobs) < jobs:
         faults.append(f"{jobs - len(trial.jobs)} of {jobs} jobs could not be submitted in time.")
     if killed:
@@ -132,14 +135,14 @@ def told(trial: Trial, seen: Seen, *, nodes: int, jobs: int, compress: float, ki
         slots=trial.gpus,
         compress=compress,
         jobs=jobs,
-        succeeded=len(trial.jobs) - len(unwell),
+        succeeded=sum(job not in unwell and not job_faults(job) for job in trial.jobs),
         most_slots=seen.slots,
-        most_replicas=seen.replicas,
+        most_training=seen.training,
         most_jobs=seen.jobs,
         rounds=sum(event.kind == "RoundDue" for event in trial.events),
         reallocations=sum(job.view.reallocations for job in trial.jobs),
         seconds=max(ends, default=trial.begin_s) - trial.begin_s,
-        pacing_slip=max((float(found.get("pacing_slip", 0.0)) for found in results), default=0.0),
+        pacing_slip=max(slips, default=0.0),
         cpu_share=trial.cpu_share,
         faults=tuple(faults),
     )

@@ -14,9 +14,6 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 IS_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 
-LONG = ("live", "elastic", "agent")
-"""Folders of tests that take long: most of them start processes."""
-
 # No deadline: a shared machine is slow at times, and no test here asserts wall-clock time.
 settings.register_profile("default", deadline=None)
 # The same examples on every run, so that a red build is red for its change alone.
@@ -26,11 +23,6 @@ settings.load_profile("ci" if IS_CI else "default")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden event logs anew")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first: else a core has nothing to do while another one runs the last of it."""
-    items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)

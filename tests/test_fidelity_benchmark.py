@@ -144,10 +144,10 @@ class TestScale:
         seen.look(Look(cluster(100.0, free=3, pending=1, succeeded=2, failed=1), jobs))
         seen.look(Look(cluster(101.0, free=6), jobs[:1]))
         seen.look(Look(cluster(111.0, free=7), (job("a", Phase.RESIZING, 1),)))
-        assert (seen.slots, seen.replicas, seen.jobs) == (5, 3, 2)
+        assert (seen.slots, seen.training, seen.jobs) == (5, 3, 2)
         assert said == [
-            "pollux: 2 jobs on 5 of 8 slots, 3 replicas train; 1 wait, 3 have ended",
-            "pollux: 1 jobs on 1 of 8 slots, 1 replicas train; 0 wait, 0 have ended",
+            "pollux: 2 jobs on 5 of 8 slots, 3 of which train; 1 wait, 3 have ended",
+            "pollux: 1 jobs on 1 of 8 slots, 1 of which train; 0 wait, 0 have ended",
         ]
 
     def test_facts_are_told_from_a_trial(self):
@@ -158,17 +158,29 @@ class TestScale:
         )
         rounds = tuple(EventView(n, float(n), "RoundDue", "", "", FrozenMap()) for n in range(3))
         seen = scale.Seen(print)
-        seen.slots, seen.replicas, seen.jobs = 8, 7, 2
+        seen.slots, seen.training, seen.jobs = 8, 7, 2
         trial = Trial(10.0, 8, jobs, rounds, True, cpu_share=0.5)
         found = scale.told(trial, seen, nodes=2, jobs=3, compress=20.0, killed=1)
         assert (found.slots, found.jobs, found.succeeded, found.rounds, found.reallocations) == (8, 3, 1, 3, 4)
-        assert (found.most_slots, found.most_replicas, found.most_jobs) == (8, 7, 2)
+        assert (found.most_slots, found.most_training, found.most_jobs) == (8, 7, 2)
         assert (found.seconds, found.pacing_slip, found.cpu_share) == (60.0, 0.02, 0.5)
         assert found.faults == (
             "b is failed: it fell over",
             "1 of 3 jobs could not be submitted in time.",
             "Processes that had to be killed: 1.",
         )
+
+    def test_a_job_that_lost_replicas_or_does_not_tell_its_slip_does_not_count(self):
+        gone = EventView(1, 1.0, "ReplicaLost", "a", "", FrozenMap({"generation": 1, "membership": 2}))
+        jobs = (
+            TrialJob("a", job("a", Phase.SUCCEEDED, finished_at_s=70.0), (gone,), ('{"pacing_slip": 0.02}\n',)),
+            TrialJob("b", job("b", Phase.SUCCEEDED, finished_at_s=60.0), (), ("done\n",)),
+            TrialJob("c", job("c", Phase.SUCCEEDED, finished_at_s=50.0), (), ('{"pacing_slip": 0.0}\n',)),
+        )
+        trial = Trial(10.0, 8, jobs, (), True)
+        found = scale.told(trial, scale.Seen(print), nodes=2, jobs=3, compress=20.0, killed=0)
+        assert found.succeeded == 1
+        assert [fault.split(" has ")[0] for fault in found.faults] == ["a", "b"]
 
 
 FAILED = Phase.FAILED

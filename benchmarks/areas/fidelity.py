@@ -236,10 +236,15 @@ def scaled(result: ScaleResult) -> Iterator[Finding]:
         "jobs",
         bound=JOBS,
         better="higher",
-        note=f"of {result.jobs} submitted at once through REST succeeded; up to {result.most_jobs} held slots{faults}",
+        note=f"of {result.jobs} submitted at once through REST succeeded with nothing lost; up to {result.most_jobs} "
+        f"held slots{faults}",
     )
     yield Measurement(
-        "scale.live_replicas", result.most_replicas, "processes", better="higher", note="that trained at once"
+        "scale.live_replicas",
+        result.most_training,
+        "slots",
+        better="higher",
+        note="held at once by jobs that trained, a replica in each; as the service told it",
     )
     yield Measurement(
         "scale.reallocations", result.reallocations, "", better="higher", note=f"in {result.rounds} rounds"
@@ -248,7 +253,12 @@ def scaled(result: ScaleResult) -> Iterator[Finding]:
         "scale.pacing_slip", result.pacing_slip, "", bound=MAX_SLIP, note="of the job whose steps were latest"
     )
     if result.cpu_share is not None:
-        yield Measurement("scale.cpu_share", result.cpu_share, "", note="of all cores, bursts of starts among it")
+        yield Measurement(
+            "scale.cpu_share",
+            result.cpu_share,
+            "",
+            note="of all cores; no bound: passes keep below a third of the machine, and a burst of starts is on top",
+        )
     yield Measurement(
         "scale.live_s", result.seconds, "s", note="real seconds from the first submission to the last end"
     )

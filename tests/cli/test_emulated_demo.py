@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 import typer
-from tests.cli.fidelity_scenes import a_result, course
+from tests.cli.fidelity_scenes import SETTING, a_result, course
 from typer.testing import CliRunner
 
 from pollux.cli.demo import command, emulated, emulated_report
 from pollux.cli.demo import running as plain
 from pollux.cli.demo.emulated import EmulatedDemo, run_emulated_demo
 from pollux.cli.fidelity.result import Pair
+from pollux.cli.fidelity.running import Twin
 from pollux.cli.trial.running import Outage
 from pollux.errors import Permanent
 from pollux.providers.local import devices
@@ -82,8 +83,16 @@ class TestTheRuns:
         found = run_emulated_demo(is_quick=is_quick, kills_service=True)
         assert [run.setting.policy for run in found.runs] == ["pollux", "fifo"]
         assert {workload for workload, _ in asked} == {"four" if is_quick else "six"} <= BUILT_IN.keys()
-        assert [named["kill_service_at_s"] for _, named in asked] == [emulated.KILL_SERVICE_AT_S, None]
+        kill_at_s = emulated.KILL_SERVICE_AT_S["four" if is_quick else "six"]
+        assert [named["kill_service_at_s"] for _, named in asked] == [kill_at_s, None]
         assert all(named["nodes"] * named["slots"] == 8 for _, named in asked)
+
+    @pytest.mark.parametrize("workload", [emulated.WORKLOAD, emulated.QUICK_WORKLOAD])
+    def test_lose_it_when_all_jobs_have_come_and_none_has_ended(self, workload):
+        setting = replace(SETTING, workload=workload, compress=emulated.COMPRESS)
+        jobs = Twin.of(setting).outcome.jobs
+        kill_at_s = emulated.KILL_SERVICE_AT_S[workload]
+        assert max(job.submitted_at_s for job in jobs) < kill_at_s < min(job.finished_at_s for job in jobs)
 
 
 class TestTheCommand:

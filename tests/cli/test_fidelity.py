@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import typer
@@ -24,6 +25,7 @@ from pollux.cli.fidelity.result import Pair, ranks, spearman
 from pollux.cli.trial.running import Trial, TrialJob
 from pollux.core import FrozenMap, JobId, Phase
 from pollux.errors import InvalidInput, Permanent
+from pollux.service.options import ServiceOptions
 from pollux.wire.api import EventView, JobView
 from pollux.wire.jobspec import parse
 
@@ -104,6 +106,15 @@ class TestACourse:
         assert parts == (10.0, 30.0, 30.0, 922.0, 8.0)
         assert sum(parts) == whole.jct_s
         assert whole.first_step_after_s == 40.0
+
+    def test_pauses_that_were_not_measured_are_assumed_and_not_shown(self):
+        silent = course(pauses_s=(), assumed_pause_s=25.0)
+        assert (silent.pausing_s, silent.training_s) == (25.0, 1000.0 - 10.0 - 30.0 - 25.0)
+        assert course(assumed_pause_s=25.0).pausing_s == 30.0
+        found = {delay.name: delay for delay in delays(Side([], [silent]), Side([], [course()]))}
+        assert found["resize pause"].live == Spread(None, None)
+        assert found["resize pause"].explains_s == -5.0
+        assert found["newcomers"].live == Spread(10.0, 10.0)
 
     def test_of_a_job_that_never_had_gpus_waits(self):
         assert course(changes=(), pauses_s=()).first_step_after_s is None
@@ -191,6 +202,14 @@ class TestAResult:
         assert (result.avg_jct_error, result.rank_correlation, result.realloc_error) == (0.0, 1.0, 0.0)
         assert result.is_faithful
 
+    def test_with_faults_is_not_faithful_whatever_its_figures_are(self, tmp_path):
+        result = a_result(faults=("a has lost replicas 1 time, and trained on with the others.",))
+        assert all(bound.is_met for bound in result.bounds)
+        assert not result.is_faithful
+        assert not result.document()["is_faithful"]
+        page = report.write(result, tmp_path).read_text("utf-8")
+        assert "Not as it should be: a has lost replicas 1 time" in page
+
     def test_compares_averages_ranks_and_re_allocations(self):
         result = a_result(*FAR)
         assert result.avg_jct_error == 0.0
@@ -277,12 +296,45 @@ class TestBothSides:
         assert (result.pacing_slip, result.cpu_share) == (0.01, 0.5)
         assert result.seconds == pytest.approx(max(job.live.finished_at_s for job in result.jobs) / 20.0)
 
+    def test_what_went_wrong_live_is_a_fault(self, workload):
+        setting = replace(SETTING, workload=workload)
+        twin = fidelity.Twin.of(setting)
+        trial = as_live(twin, 20.0)
+        assert fidelity.compared(setting, trial, twin).faults == ()
+        first, second = trial.jobs
+        lost = event(5010, "ReplicaLost", "a", generation=1, membership=2, survivors={})
+        jobs = (replace(first, events=(*first.events, lost)), replace(second, printed=("started\n",)))
+        result = fidelity.compared(setting, replace(trial, jobs=jobs), twin)
+        assert result.faults == (
+            "a has lost replicas 1 time, and trained on with the others.",
+            "b has not printed how late its steps were (pacing_slip).",
+        )
+        assert not result.is_faithful
+
+    def test_pauses_that_a_job_did_not_measure_are_not_made_up(self, workload):
+        setting = replace(SETTING, workload=workload)
+        twin = fidelity.Twin.of(setting)
+        trial = as_live(twin, 20.0)
+        silent = tuple(replace(job, events=job.events[:1]) for job in trial.jobs)
+        result = fidelity.compared(setting, replace(trial, jobs=silent), twin)
+        assert {job.live.pauses_s for job in result.jobs} == {()}
+        assert sum(job.live.pausing_s for job in result.jobs) == 30.0 * result.reallocations_live > 0
+
     def test_the_twin_is_told_what_the_live_cluster_does_by_itself(self):
         options = fidelity.twin_options(SETTING)
-        assert (options.interval_s, options.early_gap_s, options.scheduler.in_place) == (60.0, 1.0, True)
+        service = ServiceOptions(Path("/nowhere"))
+        assert (options.interval_s, options.early_gap_s) == (service.interval_s, service.early_gap_s)
+        assert options.scheduler.in_place
         assert options.world.realloc_delay_s == options.policy["unmeasured_delay_s"] == 30.0
         assert (options.world.warm_up_s, options.agent.first_report_s) == (10.0, 38.0)
         assert not fidelity.twin_options(replace(SETTING, policy="fifo")).policy
+
+    def test_the_agents_of_the_twin_do_as_live_ones(self):
+        pytest.importorskip("torch")
+        from pollux.agent.options import Options
+
+        options, agent = Options(), fidelity.twin_options(SETTING).agent
+        assert (agent.report_interval_s, agent.hysteresis) == (options.report_every_s, options.hysteresis)
 
     @pytest.mark.parametrize(("policy", "is_fixed"), [("pollux", False), ("fifo", True)])
     def test_jobs_are_submitted_as_their_owners_would_under_that_policy(self, workload, policy, is_fixed):
@@ -329,6 +381,7 @@ class TestTheCommand:
             ["four", "--compress", "0"],
             ["four", "--interval", "-1"],
             ["four", "--realloc-delay", "nan"],
+            ["four", "--realloc-delay", "61", "--compress", "1"],
             ["four", "--policy", "none"],
             ["four", "--policy", "optimus"],
             ["four", "--report", "/dev/null"],
@@ -348,3 +401,12 @@ class TestTheCommand:
         assert done.exit_code == 1
         assert "rank correlation of JCTs, number of re-allocations" in done.output
         assert json.loads((tmp_path / "all.json").read_text("utf-8"))["setting"]["compress"] == 20.0
+
+    def test_ends_with_1_after_a_fault_if_that_is_asked_for_and_always_tells_it(self, monkeypatch, tmp_path):
+        lost = a_result(faults=("a has started from scratch 2 times.",))
+        monkeypatch.setattr(fidelity, "run_fidelity", lambda *given, **named: lost)
+        for arguments, code in ([], 0), (["--check"], 1):
+            done = runner.invoke(app, ["four", "--report", str(tmp_path), *arguments])
+            assert done.exit_code == code
+            assert "a has started from scratch 2 times." in done.output
+            assert "The simulator is not" not in done.output

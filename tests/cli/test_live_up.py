@@ -159,7 +159,8 @@ class TestUp:
     def test_wrong_options_are_told_before_anything_starts(self):
         assert "no such name" in run("up", "--policy", "polux", code=2).stderr
         assert "nobody does here" in run("up", "--policy", "srtf", code=2).stderr
-        assert "interval_s" in run("up", "--interval", "-1", code=2).stderr
+        assert "--policy = 'srtf'" in run("up", "--policy", "srtf", code=2).stderr
+        assert "--interval = -1.0" in run("up", "--interval", "-1", code=2).stderr
 
     def test_in_the_foreground_it_serves_itself(self, monkeypatch):
         from pollux.service import serving as service_process

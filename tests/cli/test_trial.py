@@ -1,14 +1,16 @@
 """Trials: how jobs are submitted and watched, what is collected of them, and how busy a machine is."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pollux.cli.trial import running
 from pollux.cli.trial.cluster import TrialCluster
+from pollux.cli.trial.faults import faults_of, job_faults, slip_of
 from pollux.cli.trial.folder import check_keep, trial_folder
 from pollux.cli.trial.machine import CpuTime, cpu_time
-from pollux.cli.trial.running import Submission, notices, printed_result, run_trial
+from pollux.cli.trial.running import Outage, Submission, Trial, TrialJob, notices, printed_result, run_trial
 from pollux.core import FrozenMap, JobId, Phase
 from pollux.errors import InvalidInput, InvalidSpec
 from pollux.wire.api import ClusterView, EventView, JobDetail, JobList, JobView, LogFile, LogList
@@ -194,3 +196,58 @@ class TestAMachine:
         assert cpu_time(tmp_path / "none") is None
         (tmp_path / "odd").write_text("mem 1 2 3")
         assert cpu_time(tmp_path / "odd") is None
+
+
+SLIP = '{"pacing_slip": 0.02}\n'
+
+
+def an_emulated_job(*events, printed=(SLIP,), phase=Phase.SUCCEEDED, failures=0):
+    facts = {**FACTS, "failures": failures, "finished_at_s": 9.0}
+    return TrialJob("a", JobView(id=JobId("a-1"), name="a", phase=phase, **facts), events, printed)
+
+
+def lost(membership):
+    detail = FrozenMap({"generation": 1, "membership": membership, "survivors": FrozenMap()})
+    return EventView(1, 1.0, "ReplicaLost", "a-1", "…", detail)
+
+
+class TestFaults:
+    def test_there_are_none_if_all_went_well_even_without_the_service_for_a_while(self):
+        ready = EventView(1, 1.0, "ReplicasReady", "a-1", "…", FrozenMap({"generation": 1}))
+        job = an_emulated_job(ready, notice(1.0, "TrainingStarted"), notice(1.0, "TrainingStarted", 5.0), ready)
+        trial = Trial(0.0, 4, (job,), (ready,), True, Outage(2.0, 5.0, {"a": (1, 2)}))
+        assert faults_of(trial) == []
+
+    def test_lost_replicas_are_told_and_each_loss_counts_once(self):
+        assert job_faults(an_emulated_job(lost(2), lost(2), lost(3))) == [
+            "a has lost replicas 2 times, and trained on with the others."
+        ]
+
+    def test_a_lost_node_is_told(self):
+        gone = EventView(1, 1.0, "NodeLost", "", "…", FrozenMap({"node": "n1"}))
+        assert faults_of(Trial(0.0, 4, (an_emulated_job(),), (gone,), True)) == ["Node n1 was lost."]
+
+    def test_to_start_from_scratch_twice_is_told(self):
+        job = an_emulated_job(notice(1.0, "TrainingStarted"), notice(3.0, "TrainingStarted"))
+        assert job_faults(job) == ["a has started from scratch 2 times."]
+
+    def test_a_failure_that_was_survived_is_told_and_the_last_one_is_not_told_twice(self):
+        assert job_faults(an_emulated_job(failures=1)) == ["a has failed 1 time on its way."]
+        assert job_faults(an_emulated_job(failures=1, phase=Phase.FAILED, printed=())) == []
+
+    def test_who_does_not_tell_its_slip_has_not_kept_it(self):
+        assert slip_of(an_emulated_job(printed=(SLIP, "3\n"))) == 0.02
+        assert slip_of(an_emulated_job(printed=('{"value": 1.0}\n',))) is None
+        assert job_faults(an_emulated_job(printed=())) == ["a has not printed how late its steps were (pacing_slip)."]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs():
+    with pytest.raises(InvalidInput, match=r"--keep .*cannot be made"):
+        check_keep(Path("/proc/nowhere/kept"))
+
+
+def test_the_folder_of_a_trial_goes_though_it_cannot_be_kept():
+    kept = Path("/proc/nowhere/kept")
+    with pytest.raises(OSError, match="nowhere"), trial_folder(kept) as base:
+        assert base.is_dir()
+    assert not base.exists()

@@ -21,7 +21,7 @@ from pollux.node.processes import began_at, is_running
 from pollux.wire.nodes import ReplicaNews
 from pollux.wire.replicas import ReplicaPhase
 
-PASSES, STEP_S = 10, 0.3
+PASSES, STEP_S = 15, 0.2
 """A minute, unless it is told to hurry: all that befalls a job does so before its end."""
 OPTIONS = ("--hang-after", "3", "--heartbeat", "0.2", "--node-timeout", "5", "--stuck-timeout", "1")
 
@@ -157,7 +157,7 @@ def test_a_replica_that_is_stopped_counts_as_lost(trial):
 
 
 def test_a_replica_whose_script_hangs_counts_as_lost(trial):
-    made = begin(trial, on(n0=3), FAULTS="reduce:1-2:6:sleep", POLLUX_GROUP_TIMEOUT_S="1")
+    made = begin(trial, on(n0=3), FAULTS="reduce:1-2:10:sleep", POLLUX_GROUP_TIMEOUT_S="1")
     wait_lost(made)
     check_end(made, 2)
 

@@ -9,11 +9,12 @@ from pollux.cli.fidelity.running import run_fidelity
 
 pytest.importorskip("torch")
 
-COMPRESS = 20.0
-"""The workload then takes less than a minute."""
+COMPRESS = 30.0
+"""The workload then takes half a minute."""
 
 
 @pytest.mark.slow
+@pytest.mark.quiet
 @pytest.mark.timeout(300)
 def test_four_emulated_jobs_do_what_the_simulator_says():
     said: list[str] = []

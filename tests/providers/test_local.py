@@ -323,6 +323,20 @@ class TestDaemons:
 
         asyncio.run(story())
 
+    def test_do_not_find_a_pace_that_only_the_shell_has(self, folder):
+        shell = {**os.environ, "POLLUX_COMPRESS": "20", "POLLUX_MACHINE_SLOTS": "9", "POLLUX_REALLOC_DELAY_S": "1"}
+
+        async def story():
+            async with started(folder, environment={**shell, "OTHER": "1"}):
+                said = await answers(folder)
+                names = {
+                    line.partition(b"=")[0] for line in Path(f"/proc/{said.pid}/environ").read_bytes().split(b"\0")
+                }
+                assert b"OTHER" in names
+                assert not names & {b"POLLUX_COMPRESS", b"POLLUX_MACHINE_SLOTS", b"POLLUX_REALLOC_DELAY_S"}
+
+        asyncio.run(story())
+
     @pytest.mark.parametrize(("field", "settings"), [("nodes", {"nodes": 0}), ("slots", {"slots": 0})])
     def test_a_cluster_of_nothing_is_refused(self, folder, field, settings):
         with pytest.raises(InvalidSpec, match=field):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,18 @@ class TestRequests:
     def test_a_policy_that_needs_the_future_is_refused(self) -> None:
         with pytest.raises(InvalidSpec, match="true future"):
             ServiceOptions(Path("/tmp"), policy="srtf")
+
+
+class TestWaiting:
+    def test_a_job_for_gpus_that_no_node_has_says_so(self) -> None:
+        async def main(living: Living) -> None:
+            for _ in range(3):
+                last = await living.submit(command="echo", gpus=2, until=None)
+            waiting = living.job(last.id)
+            gone = replace(waiting, spec=replace(waiting.spec, gpu_type="emulated-t4"))  # the cluster was another one
+            assert living.service.waits_for(gone) == "GPUs of type emulated-t4, which no node has"
+
+        live(main)
 
 
 class TestRounds:

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pollux.cli.compressed import DEFAULT_TYPE, compressed
+from pollux.cli.compressed import compressed, slots_of
+from pollux.cli.emulated import DEFAULT_TYPE
 from pollux.core import FrozenMap
 from pollux.errors import InvalidInput, UnknownName
 
 if TYPE_CHECKING:
     from pollux.service.options import ServiceOptions
     from pollux.service.place import ClusterConfig, ClusterFolder
+
+FLAGS = {"interval_s": "--interval", "policy": "--policy"}
+"""What people typed, by the field of the service's options that it became."""
 
 
 def merged(
@@ -73,16 +77,21 @@ def options_of(folder: ClusterFolder, config: ClusterConfig) -> ServiceOptions:
     """Checked: what is wrong with them is better said here than in the log of a process in the background."""
     from pollux.service.options import ServiceOptions
 
-    options = ServiceOptions(
-        folder.path,
-        config.host,
-        config.port,
-        config.nodes,
-        config.slots,
-        config.policy,
-        config.policy_options,
-        config.interval_s,
-    )
+    try:
+        options = ServiceOptions(
+            folder.path,
+            config.host,
+            config.port,
+            config.nodes,
+            config.slots,
+            config.policy,
+            config.policy_options,
+            config.interval_s,
+        )
+    except InvalidInput as wrong:
+        if wrong.field not in FLAGS:
+            raise
+        raise InvalidInput(FLAGS[wrong.field], wrong.value, wrong.problem, wrong.fix) from None
     return options if config.acts_as is None else compressed(options, config)
 
 
@@ -90,4 +99,5 @@ def summary(config: ClusterConfig) -> str:
     """What it is told of emulation, in a few words."""
     if config.acts_as is None:
         return "not emulated"
-    return f"emulated ({config.acts_as}, --compress {config.compress:g}, --realloc-delay {config.realloc_delay_s:g})"
+    gpus = f"{config.nodes} × {slots_of(config)} {config.acts_as}"
+    return f"emulated ({gpus}, --compress {config.compress:g}, --realloc-delay {config.realloc_delay_s:g})"

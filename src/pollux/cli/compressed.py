@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from pollux.service.options import ServiceOptions
     from pollux.service.place import ClusterConfig
 
-DEFAULT_TYPE = "t4"
 DEFAULT_SLOTS = 4
 """Of a node: as in the paper's testbed. Cores say nothing about GPUs that are not there."""
+LONGEST_DELAY_S = 60.0
+"""Real seconds. Services, daemons and replicas have time-outs that are not compressed: much longer and a job that waits
+is taken for one that hangs."""
+REPLICA_START_S = 1.0
+"""About. It does not compress: no re-allocation that is to be emulated may be shorter here."""
 
 
 def compressed(options: ServiceOptions, config: ClusterConfig) -> ServiceOptions:
     """The options of a service whose cluster is emulated as `config` says; `options`: if it were not."""
     by, delay_s = config.compress, config.realloc_delay_s
-    checks.finite(InvalidInput, "--compress", by, 0, above=True)
-    checks.finite(InvalidInput, "--realloc-delay", delay_s, 0)
+    check_pace(by, delay_s)
     known = known_types()
     if config.acts_as not in known:
         raise UnknownName("--gpu-type", config.acts_as or "", known)
@@ -43,6 +46,29 @@ def compressed(options: ServiceOptions, config: ClusterConfig) -> ServiceOptions
         gpu_type=f"{PREFIX}{config.acts_as}",
         node_labels=FrozenMap({COMPRESS: f"{by:g}"}),
         replica_env=FrozenMap({f"POLLUX_{name}": f"{value:g}" for name, value in told.items()}),
+    )
+
+
+def check_pace(compress: float, realloc_delay_s: float) -> None:
+    """Refuse (`InvalidInput`) what no emulated cluster could keep to."""
+    checks.finite(InvalidInput, "--compress", compress, 0, above=True)
+    checks.finite(InvalidInput, "--realloc-delay", realloc_delay_s, 0)
+    real_s = realloc_delay_s / compress
+    if real_s > LONGEST_DELAY_S:
+        problem = f"is {real_s:.4g} real seconds with --compress {compress:g}, and at most {LONGEST_DELAY_S:g} will do"
+        fix = f"Lower it to {LONGEST_DELAY_S * compress:g}, or raise --compress"
+        raise InvalidInput("--realloc-delay", realloc_delay_s, problem, fix)
+
+
+def haste_of(compress: float, realloc_delay_s: float) -> str:
+    """What to say of a compression that processes here cannot follow; empty: nothing."""
+    if realloc_delay_s / compress >= REPLICA_START_S:
+        return ""
+    most = realloc_delay_s / REPLICA_START_S
+    honest = f"the figures mean something up to --compress {most:g}" if most else "no figures mean much"
+    return (
+        "Replicas need about a second to start, which is not compressed: "
+        f"with --realloc-delay {realloc_delay_s:g} {honest}."
     )
 
 

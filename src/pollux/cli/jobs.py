@@ -91,6 +91,8 @@ def _facts(detail: JobDetail, nodes: Sequence[NodeView], now_s: float) -> Iterab
     yield "job", words.title(job)
     if remark := emulated.remark(nodes):
         yield "runs on", remark
+    if seconds := emulated.seconds(nodes):
+        yield "seconds", seconds
     why = job.exit_reason or job.waits_for
     code = f" (exit code {job.exit_code})" if job.exit_code else ""
     yield "phase", f"{job.phase}{code}{': ' if why else ''}{why}"

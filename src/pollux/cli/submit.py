@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from pollux.cli import output, words
-from pollux.cli.emulated import EmulateOption, check_emulated, emulated_request
+from pollux.cli.emulated import EmulateOption, check_own, check_running, emulated_request, for_cluster
 from pollux.cli.finding import DirOption, Link, find
 from pollux.cli.job_options import document_of, request_of, with_job_options
 from pollux.cli.jobs import exit_code, tell_end
@@ -67,9 +67,8 @@ def submit(
         requests = [emulated_request(emulate, fields, [*map(str, files or []), *command])]
     else:
         requests = [adapted(request) for request in _requests(files or [], fields, command)]
-    with find(path) as client:
-        if emulate is not None:
-            check_emulated(client, path)
+    with _found(path, emulate) as client:
+        requests = _fitted(client, requests, path, emulate)
         views = _submitted(client, requests, dry_run)
     if as_json:
         output.print_json(to_plain(views))
@@ -105,9 +104,8 @@ def run(
     else:
         fix = "Give one: pollux run -- python train.py; on an emulated cluster, pollux run --emulate APP"
         raise InvalidInput("COMMAND", None, "there is nothing to run", fix)
-    with find(path) as client:
-        if emulate is not None:
-            check_emulated(client, path)
+    with _found(path, emulate) as client:
+        (request,) = _fitted(client, [request], path, emulate)
         job = client.submit(request.as_document())
     output.note(f"Job {words.title(job)} is submitted.")
     with Link(path) as link:
@@ -158,6 +156,23 @@ def _requests(files: list[Path], fields: dict[str, Any], command: list[str]) -> 
     if wrong:
         raise wrong[-1]
     return found
+
+
+def _found(path: Path | None, emulate: str | None) -> ServiceClient:
+    if emulate is not None:
+        check_running(path)
+    return find(path)
+
+
+def _fitted(
+    client: ServiceClient, requests: list[JobRequest], path: Path | None, emulate: str | None
+) -> list[JobRequest]:
+    """What only the cluster tells of jobs: whether its GPUs are emulated."""
+    nodes = client.cluster().nodes
+    if emulate is not None:
+        return [for_cluster(request, nodes, path) for request in requests]
+    check_own(requests, nodes, path)
+    return requests
 
 
 def _submitted(client: ServiceClient, requests: list[JobRequest], dry_run: bool) -> list[JobView]:

@@ -101,7 +101,8 @@ def screen(view: Look, width: int) -> RenderableType:
         table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis")
     for job, row in zip(view.jobs, rows, strict=True):
         table.add_row(*row, style="dim" if job.phase.is_terminal else "")
-    nothing = Text("No jobs. Submit one: pollux submit -- python train.py", style="dim")
+    what = "--emulate APP" if emulated.emulated_nodes(view.cluster.nodes) else "-- python train.py"
+    nothing = Text(f"No jobs. Submit one: pollux submit {what}", style="dim")
     return Group(header(view), Text(), table if view.jobs else nothing, Text(), Text("q ends", style="dim"))
 
 
@@ -117,12 +118,14 @@ def header(view: Look) -> Text:
         f"up {words.duration(cluster.time_s - cluster.started_at_s)}",
     ]
     if emulated.emulated_nodes(cluster.nodes):
-        parts.insert(1, emulated.pace(emulated.compression(cluster.nodes)))
+        parts.insert(1, emulated.speed(emulated.compression(cluster.nodes)))
     line = Text(" · ".join(parts))
     if cluster.is_recovering:
         line += Text(" · recovering", style="yellow")
     if away:
         line += Text(f" · out of reach: {', '.join(away)}", style="red")
+    if seconds := emulated.seconds(cluster.nodes):
+        line += Text(f"\n{seconds}", style="dim")
     return line
 
 

@@ -17,7 +17,8 @@ import typer
 
 from pollux.cli import emulated, output, words
 from pollux.cli.cluster_options import merged, options_of, summary, with_emulation
-from pollux.cli.compressed import DEFAULT_TYPE, slots_of
+from pollux.cli.compressed import haste_of, slots_of
+from pollux.cli.emulated import DEFAULT_TYPE
 from pollux.cli.finding import DirOption, has_daemons, option
 from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary
 
@@ -35,8 +36,6 @@ FIRST_WORD_S = 5.0
 MOST_SOCKET_BYTES = 107
 CROWD, EMULATED_CROWD = 2, 16
 """So many slots on a core are no fault yet; emulated ones mostly wait."""
-FAST = 60.0
-"""With more compression, what does not compress begins to count."""
 EMULATED_PANEL = "Emulated GPUs"
 LOOPBACK = ("127.", "::1", "localhost")
 
@@ -62,7 +61,12 @@ def up(
         list[str] | None, typer.Option("--set", metavar="policy.KEY=VALUE", help="An option of the policy.")
     ] = None,
     interval: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds from round to round.", show_default="as before, or 60")
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds from round to round; emulated seconds with --emulate.",
+            show_default="as before, or 60",
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address of the REST API.", show_default="as before, or 127.0.0.1")
@@ -84,7 +88,7 @@ def up(
         float | None,
         typer.Option(
             metavar="F",
-            help="How much faster than real all goes; other options are in emulated seconds.",
+            help="How much faster than real all goes.",
             show_default="as before, or 20",
             rich_help_panel=EMULATED_PANEL,
         ),
@@ -102,7 +106,7 @@ def up(
         float | None,
         typer.Option(
             metavar="S",
-            help="How long a re-allocation stops a job.",
+            help="How long a re-allocation stops a job, in emulated seconds.",
             show_default="as before, or 30",
             rich_help_panel=EMULATED_PANEL,
         ),
@@ -170,7 +174,10 @@ def _check_left(folder: ClusterFolder, before: ClusterConfig, config: ClusterCon
     """Replicas that train on keep the pace that they were started with: no cluster goes at two."""
 
     def pace(told: ClusterConfig) -> tuple[object, ...]:
-        return () if told.acts_as is None else (told.acts_as, told.compress, told.realloc_delay_s)
+        if told.acts_as is None:
+            return ()
+        # How many slots share the machine decides how many emulated steps one real step stands for.
+        return told.acts_as, told.compress, told.realloc_delay_s, told.nodes * slots_of(told)
 
     if pace(before) != pace(config) and has_daemons(folder):
         where = option(folder)
@@ -189,11 +196,8 @@ def _check_devices(config: ClusterConfig) -> None:
         slots = config.nodes * slots_of(config)
         if slots > EMULATED_CROWD * cores:
             output.note(f"{slots} emulated GPUs share {words.count(cores, 'core')}: jobs may not keep their pace.")
-        if config.compress > FAST:
-            output.note(
-                f"--compress {config.compress:g} is a lot: starts of processes are not compressed, and take long "
-                f"beside all else. Up to {FAST:g} the figures mean something."
-            )
+        if haste := haste_of(config.compress, config.realloc_delay_s):
+            output.note(haste)
         return
     report = describe_devices()
     if report.problem:

@@ -37,6 +37,8 @@ def waits_for(job: Job, state: SchedulerState, now_s: float, is_recovering: bool
             return f"its next try, after {failures}"
         case Phase.PENDING if is_recovering:
             return "the service, which is just starting"
+        case Phase.PENDING if job.spec.gpu_type not in (None, *state.cluster.gpu_types):
+            return f"GPUs of type {job.spec.gpu_type}, which no node has"
         case Phase.PENDING if job.id in state.target:
             return "GPUs that others are leaving"
         case Phase.PENDING:

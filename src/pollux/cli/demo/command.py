@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pollux.cli import output, report, run_options
-from pollux.cli.trial.folder import KeepOption, check_keep
-from pollux.errors import InvalidInput, MissingDependency, UnknownName
+from pollux.cli.trial.checking import check_before
+from pollux.cli.trial.folder import KeepOption
+from pollux.errors import InvalidInput, UnknownName
 
 
 def demo(
@@ -44,7 +44,8 @@ def demo(
 
     They run under Pollux and then, live as well, under FIFO with the GPUs that their owners asked for. Without a GPU
     they are emulated: real processes at the pace of eight T4. It uses clusters of its own and leaves nothing running.
-    Exit code 1: a job failed, missed its target or started from scratch.
+    Exit code 1: a job failed, missed its target or started from scratch; or an
+    emulated one lost replicas.
     """
     from pollux.cli.demo.running import POLICIES
     from pollux.cli.demo.story import REFERENCE
@@ -55,12 +56,7 @@ def demo(
         raise InvalidInput("--kill-service", only, "is for the run under pollux", "Leave out --only")
     if gpus and emulate:
         raise InvalidInput("--gpus", "--emulate", "are two things", "Leave one of them out")
-    check_keep(keep)
-    report.check(folder)
-    output.check_writable(json_file, "--json")
-    for package, extra in (("torch", "torch"), ("starlette", "service")):
-        if find_spec(package) is None:
-            raise MissingDependency(package, "The demo", extra)
+    check_before("The demo", keep, folder, json_file)
 
     policies = POLICIES if only is None else [only]
     has_gpus = gpus or (emulate is None and _has_gpus())

@@ -16,8 +16,9 @@ from pollux.cli.trial.running import Show, Tell
 WORKLOAD, QUICK_WORKLOAD = "six", "four"
 COMPRESS = 30.0
 NODES, SLOTS = 2, 4
-KILL_SERVICE_AT_S = 600.0
-"""Emulated: all jobs have come, and none has ended."""
+KILL_SERVICE_AT_S = {WORKLOAD: 1030.0, QUICK_WORKLOAD: 350.0}
+"""Emulated: under Pollux all jobs have come by then, and the simulator lets none end before. Of `six`, the last job has
+just come and has no GPUs yet: it gets them from the service that comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class EmulatedDemo:
 
     @property
     def faults(self) -> list[str]:
-        """Empty: nothing was left running. A job that fails ends the demo at once."""
+        """Empty: nobody lost replicas or started from scratch, and nothing was left running. A job that fails ends
+        the demo at once."""
         return [f"{run.setting.policy}: {fault}" for run in self.runs for fault in run.faults]
 
     def run(self, policy: str) -> FidelityResult | None:
@@ -83,15 +85,16 @@ def run_emulated_demo(
 
     `kills_service`: in the first run. `Permanent`: a job failed.
     """
+    workload = QUICK_WORKLOAD if is_quick else WORKLOAD
     runs: list[FidelityResult] = []
     for policy in policies:
         found = run_fidelity(
-            QUICK_WORKLOAD if is_quick else WORKLOAD,
+            workload,
             compress=compress,
             policy=policy,
             nodes=NODES,
             slots=SLOTS,
-            kill_service_at_s=KILL_SERVICE_AT_S if kills_service and not runs else None,
+            kill_service_at_s=KILL_SERVICE_AT_S[workload] if kills_service and not runs else None,
             keep=keep,
             tell=tell,
             show=show,

@@ -58,12 +58,7 @@ def sentences(demo: EmulatedDemo) -> list[str]:
             f"the GPUs and the batch size that its owner asked for; the simulator predicted {predicted:.2f} ×."
         )
     if first.outage is not None:
-        outage = first.outage
-        steps = ", ".join(f"{name} {before}→{after}" for name, (before, after) in outage.steps.items())
-        found.append(
-            f"The service was killed (SIGKILL) at {outage.killed_at_s:.0f} real seconds and back at "
-            f"{outage.back_at_s:.0f}; jobs trained on (steps: {steps or 'none ran'}). The simulator knew nothing of it."
-        )
+        found.append(f"{first.outage.sentence} These seconds are real ones, and the simulator knew nothing of it.")
     setting = first.setting
     found.append(
         f"These GPUs are emulated: up to {setting.nodes * setting.slots} replicas share the cores of this machine and "

@@ -61,12 +61,7 @@ def sentences(result: DemoResult) -> list[str]:
             f"(as many GPUs as its owner asked for, and the script's batch size): ratio {ratio:.2f}."
         )
     if first.outage is not None:
-        outage = first.outage
-        steps = ", ".join(f"{name} {before}→{after}" for name, (before, after) in outage.steps.items())
-        found.append(
-            f"The service was killed (SIGKILL) at {outage.killed_at_s:.0f} s and back at {outage.back_at_s:.0f} s; "
-            f"jobs trained on (steps: {steps or 'none ran'})."
-        )
+        found.append(first.outage.sentence)
     if not result.is_on_gpus:
         found.append(
             f"These are CPU slots: {first.gpus} of them share the {result.cores} cores of this machine, and a job with "

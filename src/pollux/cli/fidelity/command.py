@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pollux.cli import output, report, run_options
-from pollux.cli.trial.folder import KeepOption, check_keep
+from pollux.cli.compressed import check_pace, haste_of
+from pollux.cli.trial.checking import check_before
+from pollux.cli.trial.folder import KeepOption
 from pollux.core import checks
-from pollux.errors import InvalidInput, MissingDependency
+from pollux.errors import InvalidInput
 
 
 def fidelity(
@@ -30,7 +31,7 @@ def fidelity(
             "--report", metavar="DIR", parser=report.folder_named, help="Where report.html and its figures go."
         ),
     ] = Path("out/fidelity"),
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bound is missed.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bound is missed or a fault found.")] = False,
     keep: KeepOption = None,
     json_file: output.JsonFileOption = None,
 ) -> None:
@@ -45,15 +46,11 @@ def fidelity(
     from pollux.cli.trial.cluster import ended_by_sigterm
     from pollux.cli.trial.screen import show_on_terminal
 
-    checks.finite(InvalidInput, "--compress", compress, 0, above=True)
+    check_pace(compress, realloc_delay)
+    if haste := haste_of(compress, realloc_delay):
+        output.note(haste)
     checks.finite(InvalidInput, "--interval", interval, 0, above=True)
-    checks.finite(InvalidInput, "--realloc-delay", realloc_delay, 0)
-    check_keep(keep)
-    report.check(folder)
-    output.check_writable(json_file, "--json")
-    for package, extra in (("torch", "torch"), ("starlette", "service")):
-        if find_spec(package) is None:
-            raise MissingDependency(package, "An emulated cluster", extra)
+    check_before("An emulated cluster", keep, folder, json_file)
 
     with ended_by_sigterm(), show_on_terminal() as (tell, show):
         result = run_fidelity(
@@ -73,7 +70,9 @@ def fidelity(
     output.note(f"The report is in {fidelity_report.write(result, folder)}")
     if json_file is not None:
         output.write_json(result.document(), json_file)
+    for fault in result.faults:
+        output.error(fault)
     if check and not result.is_faithful:
-        missed = ", ".join(bound.name for bound in result.bounds if not bound.is_met)
-        output.error(f"The simulator is not as it should be: {missed}.")
+        if missed := ", ".join(bound.name for bound in result.bounds if not bound.is_met):
+            output.error(f"The simulator is not as it should be: {missed}.")
         raise typer.Exit(1)

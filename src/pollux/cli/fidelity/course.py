@@ -55,6 +55,8 @@ class Course:
     """From its last step until the scheduler knew of it."""
     pacing_slip: float = 0.0
     """By which share its steps came later than they should have."""
+    assumed_pause_s: float = 0.0
+    """What a re-allocation is taken to have cost if none was measured."""
 
     @property
     def jct_s(self) -> float:
@@ -90,10 +92,14 @@ class Course:
         return sum(change.seconds for change in self.changes if change.is_start)
 
     @property
+    def pause_s(self) -> float:
+        """Of one re-allocation in place: the mean of those that were measured, or what is assumed."""
+        return sum(self.pauses_s) / len(self.pauses_s) if self.pauses_s else self.assumed_pause_s
+
+    @property
     def pausing_s(self) -> float:
-        """Standing still at re-allocations in place, as far as measured: the others take the mean."""
-        resizes = sum(not change.is_start for change in self.changes)
-        return resizes * sum(self.pauses_s) / len(self.pauses_s) if self.pauses_s else 0.0
+        """Standing still at re-allocations in place: those that were not measured take the mean."""
+        return self.pause_s * sum(not change.is_start for change in self.changes)
 
     @property
     def training_s(self) -> float:

@@ -92,7 +92,7 @@ def delays(live: Side, simulated: Side) -> tuple[Delay, ...]:
             *both(lambda side: [pause_s for each in side.courses for pause_s in each.pauses_s]),
             difference(lambda course: course.pausing_s),
             "How long training stands still at a re-allocation, as the jobs measured it; the simulator takes the "
-            "delay that it was told.",
+            "delay that it was told, and so does what is explained for jobs that measured none.",
         ),
         Delay(
             "newcomers",
@@ -137,8 +137,7 @@ def _newcomers(side: Side) -> list[float]:
     """Of each re-allocation in place, what is not pause."""
     found = []
     for course in side.courses:
-        pause_s = mean(course.pauses_s) or 0.0
-        found += [max(change.seconds - pause_s, 0.0) for change in course.changes if not change.is_start]
+        found += [max(change.seconds - course.pause_s, 0.0) for change in course.changes if not change.is_start]
     return found
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pollux.simulator.report import Cell, Section
 
 MINUTE_S = 60.0
+TOO_BUSY = 0.9
 
 
 def print_summary(result: FidelityResult) -> None:
@@ -76,7 +77,8 @@ def sentences(result: FidelityResult) -> list[str]:
         f"{MAX_SLIP:.0%} a job fails.",
     ]
     if result.cpu_share is not None:
-        found.append(f"All cores of this machine were {result.cpu_share:.0%} busy, with whatever else ran here.")
+        late = " Above 90 % starts and ends come late, too." if result.cpu_share > TOO_BUSY else ""
+        found.append(f"All cores of this machine were {result.cpu_share:.0%} busy, with whatever else ran here.{late}")
     return found
 
 
@@ -84,7 +86,7 @@ def write(result: FidelityResult, folder: Path) -> Path:
     """The page, its figures as PNG, and everything as report.json; the path of the page."""
     from pollux.simulator.report import write_page
 
-    sections = [_summary(result), _jobs(result), *_courses(result), differences(result), _again(result.setting)]
+    sections = [_summary(result), _jobs(result), *_courses(result), differences(result), _again(result)]
     return write_page(folder, title(result.setting), sections, result.document())
 
 
@@ -100,7 +102,8 @@ def _summary(result: FidelityResult) -> Section:
     from pollux.simulator.report import Section, Table
 
     rows = [[bound.name, _found(bound), bound.limit, "ok" if bound.is_met else "missed"] for bound in result.bounds]
-    return Section("Summary", sentences(result), tables=[Table(["bound", "found", "limit", ""], rows)])
+    faults = [f"Not as it should be: {fault}" for fault in result.faults]
+    return Section("Summary", [*faults, *sentences(result)], tables=[Table(["bound", "found", "limit", ""], rows)])
 
 
 def _jobs(result: FidelityResult) -> Section:
@@ -172,9 +175,10 @@ def differences(result: FidelityResult) -> Section:
     return Section(title, text, tables=[Table(headings, rows)])
 
 
-def _again(setting: Setting) -> Section:
+def _again(result: FidelityResult) -> Section:
     from pollux.simulator.report import Section, Table
 
+    setting = result.setting
     command = (
         f"pollux fidelity {setting.workload} --compress {setting.compress:g} --policy {setting.policy} "
         f"--nodes {setting.nodes} --slots {setting.slots} --interval {setting.interval_s:g} "
@@ -186,8 +190,18 @@ def _again(setting: Setting) -> Section:
         ["from round to round", f"{setting.interval_s:g} s"],
         ["re-allocation delay", f"{setting.realloc_delay_s:g} s"],
     ]
-    text = f"{command}. The live side is real processes on this machine: figures differ a little from run to run."
+    rows += [[f"told to the simulator: {name}", _told(value)] for name, value in result.told.items()]
+    text = (
+        f"Command: {command} . The live side is real processes on this machine: figures differ a little from run to "
+        "run. The simulator is told what the live service does by itself, so it says something else than a plain "
+        "pollux simulate; world.warm_up_s and agent.first_report_s grow with the compression, for processes do not "
+        "start faster."
+    )
     return Section("How to run it again", text, tables=[Table(["what", "value"], rows)])
+
+
+def _told(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _values(delay: Delay) -> Sequence[float | None]:

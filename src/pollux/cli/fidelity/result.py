@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pollux.cli.fidelity.course import Course
 from pollux.cli.fidelity.delays import Delay
 from pollux.cli.trial.running import Outage
+from pollux.core import FrozenMap
 
 MAX_JCT_ERROR = 0.1
 MIN_RANK_CORRELATION = 0.9
@@ -76,7 +77,10 @@ class FidelityResult:
     outage: Outage | None = None
     """The service was killed meanwhile; its times are real seconds."""
     faults: tuple[str, ...] = ()
-    """What the end of the cluster left undone, a sentence each."""
+    """What must not happen on the live side, a sentence each: jobs that lost replicas, started from scratch or do not
+    tell how late they were, and what the end of the cluster left undone."""
+    told: FrozenMap[str, object] = field(default_factory=FrozenMap)
+    """What the simulator was told of the live system, by the names that `--set` has for it."""
 
     @property
     def num_jobs(self) -> int:
@@ -136,7 +140,8 @@ class FidelityResult:
 
     @property
     def is_faithful(self) -> bool:
-        return all(bound.is_met for bound in self.bounds)
+        """Figures of a run with faults are no proof, whatever they are."""
+        return not self.faults and all(bound.is_met for bound in self.bounds)
 
     def document(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -166,7 +171,14 @@ class FidelityResult:
             for job in self.jobs
         ]
         bounds = [asdict(bound) for bound in self.bounds]
-        return {**asdict(self), "is_emulated": True, **figures, "bounds": bounds, "jobs": jobs}
+        return {
+            **asdict(self),
+            "is_emulated": True,
+            **figures,
+            "bounds": bounds,
+            "jobs": jobs,
+            "told": dict(self.told),
+        }
 
 
 def _plain(course: Course) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pollux.cli.fidelity.course import Course, Steps, changes_of, reported_pause
 from pollux.cli.fidelity.delays import Side, delays
 from pollux.cli.fidelity.result import FidelityResult, Pair, Setting
 from pollux.cli.trial.cluster import TrialCluster
+from pollux.cli.trial.faults import faults_of, slip_of
 from pollux.cli.trial.folder import trial_folder
 from pollux.cli.trial.running import (
     Show,
@@ -22,7 +23,6 @@ from pollux.cli.trial.running import (
     TrialJob,
     notice_time_s,
     notices,
-    printed_result,
     run_trial,
 )
 from pollux.core import FrozenMap, JobId
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from pollux.simulator.options import Options
     from pollux.simulator.scenario import Prepared, Scenario
 
-EARLY_GAP_S = 1.0
-"""Between two rounds that did not wait for the interval: what the live service keeps to."""
 REPORT_INTERVAL_S = 30.0
 """How often the agents of emulated jobs report."""
 HYSTERESIS = 1.05
@@ -92,8 +90,9 @@ def run_fidelity(
                 show=show,
             )
     _check(trial, keep)
+    result = compared(setting, trial, twin)
     left = (f"{words.count(len(cluster.left), 'process')} had to be killed.",) if cluster.left else ()
-    return replace(compared(setting, trial, twin), faults=left)
+    return replace(result, faults=(*result.faults, *left))
 
 
 def up_options(setting: Setting) -> list[str]:
@@ -158,13 +157,14 @@ def twin_options(setting: Setting) -> Options:
     against."""
     from pollux.policies import registry
     from pollux.scheduler import SchedulerOptions
+    from pollux.service.options import ServiceOptions
     from pollux.simulator.options import AgentOptions, Options, WorldOptions
 
     known = registry.describe(setting.policy)["options"]
     policy = {"unmeasured_delay_s": setting.realloc_delay_s} if "unmeasured_delay_s" in known else {}
     return Options(
         interval_s=setting.interval_s,
-        early_gap_s=EARLY_GAP_S,
+        early_gap_s=ServiceOptions(Path()).early_gap_s,
         world=WorldOptions(realloc_delay_s=setting.realloc_delay_s, warm_up_s=NEWCOMER_S * setting.compress),
         agent=AgentOptions(
             report_interval_s=REPORT_INTERVAL_S,
@@ -245,7 +245,25 @@ def compared(setting: Setting, trial: Trial, twin: Twin) -> FidelityResult:
         last_s / setting.compress,
         trial.cpu_share,
         trial.outage,
+        tuple(faults_of(trial)),
+        told_of(twin_options(setting)),
     )
+
+
+def told_of(options: Options) -> FrozenMap[str, object]:
+    """What is not the default of `pollux simulate`."""
+    names = {
+        "": ("early_gap_s",),
+        "world": ("realloc_delay_s", "warm_up_s"),
+        "agent": ("report_interval_s", "first_report_s", "hysteresis"),
+        "scheduler": ("in_place",),
+    }
+    found = {
+        f"{section}.{name}" if section else name: getattr(getattr(options, section) if section else options, name)
+        for section, own in names.items()
+        for name in own
+    }
+    return FrozenMap({**found, **{f"policy.{name}": value for name, value in options.policy.items()}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,16 +281,11 @@ class _Clock:
 
 
 def _live(job: TrialJob, events: Sequence[EventView], clock: _Clock, delay_s: float) -> Course:
-    """`delay_s` is what a re-allocation cost that the job has not told of before its end."""
+    """`delay_s`: what re-allocations are taken to have cost of which the job has told nothing before its end."""
     view, told = job.view, notices(job.events)
     assert view.finished_at_s is not None  # nothing is compared of runs without an end
     ends = [notice_time_s(notice) for notice in told if notice.kind == "TrainingFinished"]
     changes, stops = changes_of(view.id, events)
-    pauses = [pause_s * clock.compress for pause_s in reported_pauses(job.events)]
-    if not pauses and not all(change.is_start for change in changes):
-        pauses = [delay_s]
-    results = [result for text in job.printed if (result := printed_result(text)) is not None]
-    slips = [float(result["pacing_slip"]) for result in results if "pacing_slip" in result]
     return Course(
         clock(view.submitted_at_s),
         clock(view.finished_at_s),
@@ -280,10 +293,11 @@ def _live(job: TrialJob, events: Sequence[EventView], clock: _Clock, delay_s: fl
         changes,
         stops,
         _batch_sizes((clock(notice_time_s(notice)), _batch_size(notice)) for notice in told),
-        tuple(pauses),
+        tuple(pause_s * clock.compress for pause_s in reported_pauses(job.events)),
         tuple(map(clock, job.reported_at_s)),
         max(view.finished_at_s - ends[-1], 0.0) * clock.compress if ends else 0.0,
-        max(slips, default=0.0),
+        slip_of(job) or 0.0,  # None is a fault
+        delay_s,
     )
 
 

@@ -28,7 +28,11 @@ SILENCE_S = 60.0
 LOOK_S = 0.2
 GRACE_S = 5.0
 """What is still there after `pollux down` may end by itself for so long."""
-NOT_OURS = ("POLLUX_URL", "POLLUX_TOKEN_FILE", "POLLUX_HOME", "POLLUX_DEBUG")
+NOT_OURS = (
+    *("POLLUX_URL", "POLLUX_TOKEN_FILE", "POLLUX_HOME", "POLLUX_DEBUG"),
+    *("POLLUX_COMPRESS", "POLLUX_REALLOC_DELAY_S", "POLLUX_MACHINE_SLOTS"),
+)
+"""Variables of the shell that are about other clusters, or none."""
 
 
 class TrialCluster:

@@ -19,9 +19,16 @@ KeepOption = Annotated[
 
 
 def check_keep(keep: Path | None) -> None:
-    """Refuse a folder that has something in it already."""
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+    """Refuse a folder that has something in it already, and one that cannot be made."""
+    if keep is None:
+        return
+    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise InvalidInput("--keep", str(keep), "is there already", "Name a new or an empty folder")
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+        raise InvalidInput("--keep", str(keep), problem, "Name a folder that you may write to") from None
 
 
 @contextmanager
@@ -30,10 +37,12 @@ def trial_folder(keep: Path | None = None) -> Iterator[Path]:
     # Short, since sockets are in it; and nobody else's, whatever POLLUX_HOME says.
     base = Path(tempfile.mkdtemp(prefix="pollux-trial-", dir="/tmp"))
     try:
-        yield base
+        try:
+            yield base
+        finally:
+            if keep is not None:
+                shutil.copytree(base, keep, ignore=_no_files, dirs_exist_ok=True)
     finally:
-        if keep is not None:
-            shutil.copytree(base, keep, ignore=_no_files, dirs_exist_ok=True)
         shutil.rmtree(base, ignore_errors=True)
 
 

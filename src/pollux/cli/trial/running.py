@@ -83,6 +83,15 @@ class Outage:
     steps: dict[str, tuple[int, int]]
     """Of each job that trained meanwhile: optimizer steps as last told before, and as first told after."""
 
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        steps = ", ".join(f"{name} {before}→{after}" for name, (before, after) in self.steps.items())
+        return (
+            f"The service was killed (SIGKILL) at {self.killed_at_s:.0f} s and back at {self.back_at_s:.0f} s; jobs "
+            f"trained on (steps: {steps or 'none ran'})."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
