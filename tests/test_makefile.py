@@ -37,6 +37,14 @@ def test_help_is_what_make_does_without_a_target() -> None:
     assert make().stdout == make("help").stdout
 
 
+@pytest.mark.parametrize(
+    ("variables", "flag"), [({}, "demo \n"), ({"EMULATE": "0"}, "--no-emulate"), ({"EMULATE": "1"}, " --emulate")]
+)
+def test_run_emulates_gpus_unless_it_is_told_otherwise(variables: dict[str, str], flag: str) -> None:
+    assert flag.strip() in make("--dry-run", "run", **variables).stdout
+    assert variables or "emulate" not in make("--dry-run", "run").stdout
+
+
 @pytest.mark.parametrize(("variables", "expected"), [({}, False), ({"ONLY": "goodput"}, True)])
 def test_bench_hands_its_area_on(variables: dict[str, str], expected: bool) -> None:
     planned = make("--dry-run", "bench", **variables).stdout

@@ -23,8 +23,7 @@ from tests.simulator.test_world import joined, lost, replayed, troubles
 from pollux.core import Cluster, GenerationAbandoned, JobReported, ReplicasReady, RoundDue
 from pollux.errors import InvalidSpec
 from pollux.policies import registry
-from pollux.scheduler import Scheduler, SchedulerOptions
-from pollux.scheduler.invariants import violations
+from pollux.scheduler import SchedulerOptions
 from pollux.scheduler.rounds import is_somebody_waiting
 from pollux.simulator.options import AgentOptions, Options, WorldOptions
 from pollux.simulator.settings import applied
@@ -34,16 +33,7 @@ IN_PLACE = SchedulerOptions(in_place=True)
 EARLY = Options(early_gap_s=1.0, scheduler=IN_PLACE)
 
 
-@pytest.fixture(autouse=True)
-def _every_event_keeps_the_invariants(monkeypatch):
-    handle = Scheduler.handle
-
-    def checked(self, event, now):
-        actions = handle(self, event, now)
-        assert violations(self.state) == [], f"after {event}"
-        return actions
-
-    monkeypatch.setattr(Scheduler, "handle", checked)
+pytestmark = pytest.mark.usefixtures("invariants_are_kept")
 
 
 def rounds(world: World) -> list[float]:

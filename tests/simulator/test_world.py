@@ -37,22 +37,11 @@ from pollux.core import (
 from pollux.errors import InvalidModel, InvalidSpec
 from pollux.policies import registry
 from pollux.scheduler import MemoryLog, Scheduler, SchedulerOptions
-from pollux.scheduler.invariants import violations
 from pollux.simulator.cluster_file import NodeChange
 from pollux.simulator.options import AgentOptions, Options, WorldOptions
 from pollux.simulator.world import PATIENCE, World
 
-
-@pytest.fixture(autouse=True)
-def _every_event_keeps_the_invariants(monkeypatch):
-    handle = Scheduler.handle
-
-    def checked(self, event, now):
-        actions = handle(self, event, now)
-        assert violations(self.state) == [], f"after {event}"
-        return actions
-
-    monkeypatch.setattr(Scheduler, "handle", checked)
+pytestmark = pytest.mark.usefixtures("invariants_are_kept")
 
 
 def lost(time_s: float, node: str) -> NodeChange:

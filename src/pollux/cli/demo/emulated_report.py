@@ -3,7 +3,6 @@ something else is said."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,48 +90,25 @@ def write(demo: EmulatedDemo, folder: Path) -> Path:
 
 
 def _gpus(demo: EmulatedDemo) -> Section:
-    """Who held the emulated GPUs, a panel a policy."""
-    from pollux.simulator.report import Picture, Section
-    from pollux.simulator.report.style import (
-        APPLICATIONS,
-        MUTED,
-        WIDE,
-        colours,
-        legend,
-        new_figure,
-        plain,
-        styled,
-        whole_ticks,
+    """Who held the emulated GPUs."""
+    from pollux.cli.demo.bands import Panel, bands
+    from pollux.simulator.report import Section
+
+    panels = [
+        Panel(
+            f"{run.setting.policy} (live, emulated)",
+            run.setting.nodes * run.setting.slots,
+            {job.name: [(at_s / MINUTE_S, gpus) for at_s, gpus in job.live.gpus] for job in run.jobs},
+            max(job.live.finished_at_s for job in run.jobs) / MINUTE_S,
+        )
+        for run in demo.runs
+    ]
+    alt = (
+        f"Emulated GPUs of each job over time, stacked, under {' and '.join(run.setting.policy for run in demo.runs)}."
     )
-
-    of_job = colours((job.name for run in demo.runs for job in run.jobs), APPLICATIONS)
-    last_s = max(job.live.finished_at_s for run in demo.runs for job in run.jobs)
-    with styled():
-        figure, panels = new_figure((WIDE[0], 0.9 + 2.2 * len(demo.runs)), len(demo.runs))
-        for axes, run in zip(panels, demo.runs, strict=True):
-            gpus = run.setting.nodes * run.setting.slots
-            times = sorted({0.0, *(at_s for job in run.jobs for at_s, _ in job.live.gpus)})
-            held = [[_gpus_at(job.live, at_s) for at_s in times] for job in run.jobs]
-            minutes = [at_s / MINUTE_S for at_s in times]
-            names = [plain(job.name) for job in run.jobs]
-            axes.stackplot(minutes, held, labels=names, colors=[of_job[job.name] for job in run.jobs], step="post")
-            axes.axhline(gpus, color=MUTED, linewidth=1.0)
-            axes.set(title=plain(f"{run.setting.policy} (live, emulated)"), ylabel="emulated GPUs")
-            axes.set(ylim=(0, gpus + 0.5), xlim=(0, last_s / MINUTE_S))
-            axes.grid(visible=False)
-            whole_ticks(axes)
-        panels[-1].set_xlabel("emulated minutes after the first submission")
-        legend(figure, panels[0])
-    policies = " and ".join(run.setting.policy for run in demo.runs)
-    caption = "Each band is one job, as high as plans gave it GPUs; the line on top is the size of the cluster."
-    alt = f"Emulated GPUs of each job over time, stacked, under {policies}."
-    return Section("Emulated GPUs by job", figures=[Picture("gpus-by-job", figure, alt, caption)])
-
-
-def _gpus_at(course: Course, at_s: float) -> int:
-    steps = course.gpus
-    index = bisect_right([step_s for step_s, _ in steps], at_s) - 1
-    return steps[index][1] if index >= 0 else 0
+    caption = "Each band is one job, as high as plans gave it GPUs"
+    picture = bands(panels, "emulated GPUs", "emulated minutes after the first submission", alt, caption)
+    return Section("Emulated GPUs by job", figures=[picture])
 
 
 def _batches(run: FidelityResult) -> Section:

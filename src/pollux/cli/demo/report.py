@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,43 +129,22 @@ def _summary(result: DemoResult) -> Section:
 
 
 def _gpus(result: DemoResult) -> Section:
-    """Who held the slots, a panel a policy."""
-    from pollux.simulator.report import Picture, Section
-    from pollux.simulator.report.style import (
-        APPLICATIONS,
-        MUTED,
-        WIDE,
-        colours,
-        legend,
-        new_figure,
-        plain,
-        styled,
-        whole_ticks,
-    )
+    """Who held the slots."""
+    from pollux.cli.demo.bands import Panel, bands
+    from pollux.simulator.report import Section
 
-    of_job = colours((job.name for run in result.runs for job in run.jobs), APPLICATIONS)
-    last_s = max(run.seconds for run in result.runs)
-    with styled():
-        figure, panels = new_figure((WIDE[0], 0.9 + 2.2 * len(result.runs)), len(result.runs))
-        for axes, run in zip(panels, result.runs, strict=True):
-            times = sorted({0.0, run.seconds, *(moment.at_s for job in run.jobs for moment in job.moments)})
-            held = [[_gpus_at(job.moments, time) for time in times] for job in run.jobs]
-            names = [plain(job.name) for job in run.jobs]
-            axes.stackplot(times, held, labels=names, colors=[of_job[job.name] for job in run.jobs], step="post")
-            axes.axhline(run.gpus, color=MUTED, linewidth=1.0)
-            axes.set(title=plain(run.policy), ylabel="slots", ylim=(0, run.gpus + 0.3), xlim=(0, last_s))
-            axes.grid(visible=False)
-            whole_ticks(axes)
-        panels[-1].set_xlabel("seconds after the first submission")
-        legend(figure, panels[0])
-    caption = "Each band is one job, as high as it has replicas that train; the line on top is the size of the cluster."
-    policies = " and ".join(run.policy for run in result.runs)
-    picture = Picture("gpus-by-job", figure, f"Slots of each job over time, stacked, under {policies}.", caption)
-    return Section("Slots by job", figures=[picture])
-
-
-def _gpus_at(moments: Sequence[Moment], time_s: float) -> int:
-    return next((moment.gpus for moment in reversed(moments) if moment.at_s <= time_s), 0)
+    panels = [
+        Panel(
+            run.policy,
+            run.gpus,
+            {job.name: [(moment.at_s, moment.gpus) for moment in job.moments] for job in run.jobs},
+            run.seconds,
+        )
+        for run in result.runs
+    ]
+    alt = f"Slots of each job over time, stacked, under {' and '.join(run.policy for run in result.runs)}."
+    caption = "Each band is one job, as high as it has replicas that train"
+    return Section("Slots by job", figures=[bands(panels, "slots", "seconds after the first submission", alt, caption)])
 
 
 def _adaptation(result: DemoResult) -> list[Section]:
