@@ -102,7 +102,7 @@ def test_a_job_that_cannot_keep_up_ends_and_says_by_how_much() -> None:
     while not loop.watch.is_too_slow:
         loop.step(work_s=0.12)
         assert loop.watch.trained_s < 60
-    with pytest.raises(PacingSlipped, match=r"cannot keep its pace .* --compress") as caught:
+    with pytest.raises(PacingSlipped, match=r"cannot keep its pace: .* --compress") as caught:
         loop.watch.fail()
     assert caught.value.slip > MOST_SLIP
     behind_s = caught.value.slip * caught.value.trained_s
