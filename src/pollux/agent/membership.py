@@ -473,7 +473,8 @@ class Membership:
         self._leave_group(is_broken=False)
         # After an error the others know nothing yet, and its connections must outlive it.
         if self._rendezvous is not None and (self.has_finished or self.has_left):
-            self._rendezvous.close()
+            for rendezvous in (*self._replaced, self._rendezvous):
+                rendezvous.close()
         self._link.close()
 
 
