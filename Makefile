@@ -36,7 +36,7 @@ setup: $(STAMP) ## Create .venv and install Pollux with its pinned dependencies
 
 simulate: $(STAMP) ## Compare all policies on a built-in workload, in a simulated cluster; writes a report to out/report
 	@echo "24 jobs of five training tasks, submitted within 90 minutes to 4 nodes of 4 GPUs, under each policy:"
-	@$(VENV)/bin/pollux compare demo --policies fifo,fifo-backfill,tiresias,srtf,optimus,pollux --report out/report
+	@$(VENV)/bin/pollux compare demo --policies fifo,fifo-backfill,tiresias,srtf,optimus,pollux,castor --report out/report
 
 run: $(STAMP) ## See it live: six jobs share 8 GPUs under Pollux, then FIFO; emulated without GPUs (EMULATE=0: CPU slots)
 	@$(VENV)/bin/pollux demo $(if $(EMULATE),$(if $(filter 0,$(EMULATE)),--no-emulate,--emulate)) $(ARGS)
@@ -44,6 +44,7 @@ run: $(STAMP) ## See it live: six jobs share 8 GPUs under Pollux, then FIFO; emu
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(FIND_BROWSER)
 	@$(COMPILE)
+	@$(MACHINE_CODE)
 	@$(RUN_TESTS)
 
 lint: $(STAMP) ## Check style, format and types (ruff, mypy)
@@ -56,6 +57,7 @@ format: $(STAMP) ## Rewrite the code in the project's format, mend what ruff can
 	@$(PY) -m ruff check --fix .
 
 bench: $(STAMP) ## Measure, and write benchmarks/RESULTS.md (ONLY=area for one area)
+	@$(COMPILE)
 	@$(PY) -m benchmarks $(if $(ONLY),--only $(ONLY))
 
 constraints: ## Renew constraints.txt: the newest versions that pyproject.toml allows (torch by hand: its builds differ)
@@ -91,6 +93,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew: tests start hundreds.
 COMPILE = $(PY) -m compileall -q src/pollux
+
+# A fresh checkout has no machine code yet, which takes a minute to make: else every process of the tests makes its own,
+# in whichever test comes first, and that may run out of its time.
+MACHINE_CODE = POLLUX_CACHE= $(PY) -m pollux.cli.main simulate demo --policy castor >/dev/null
 
 # Whole files to the cores: what a file sets up once is not set up in every process. Then, one by one, the tests that
 # need the machine for themselves, which are all in one folder: reading the others takes a while. Both always run; 5

@@ -1,4 +1,7 @@
-"""Scheduling states that the published genetic search was run on (reference/genetic-*.json), as problems of ours."""
+"""Scheduling states that the published genetic search was run on (reference/genetic-*.json), as problems of ours.
+
+`choices` puts a problem to the default solver.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from pollux.goodput import ThetaSys
 from pollux.goodput.candidates import ROUNDING_SLACK
 from pollux.goodput.levels import t_iter
 from pollux.goodput.numerics import FloatArray
+from pollux.policies.pollux.genetic import Genetic, Problem
 from pollux.policies.pollux.objective import Objective
-from pollux.policies.pollux.problem import Problem
-from pollux.policies.pollux.solver import Budget, Solver
+from pollux.policies.pollux.solver import Budget, Choices, Priced, Rows, Solution
 
 NAMES = ("20x16", "160x16", "160x64")
 GPUS_PER_NODE = 4
@@ -71,11 +74,49 @@ class Outcome:
     jobs_with_gpus: FloatArray
 
 
-def outcome(case: Case, new_solver: Callable[[], Solver], seeds: Iterable[int] = range(5)) -> Outcome:
-    """Each seed has a solver of its own, that knows nothing but the present allocation."""
-    plans = [new_solver().solve(case.problem, Budget(), np.random.default_rng(seed)).allocation for seed in seeds]
+def by_genetic(problem: Problem, rng: np.random.Generator) -> Solution:
+    return Genetic().solve(problem, Budget(), rng)
+
+
+def by_published(problem: Problem, rng: np.random.Generator) -> Solution:
+    return Genetic.published().solve(problem, Budget(), rng)
+
+
+def by_priced(problem: Problem, rng: np.random.Generator) -> Solution:
+    return Priced().solve(choices(problem), Budget(), rng)
+
+
+def outcome(case: Case, ask: Callable[[Problem, np.random.Generator], Solution], seeds: Iterable[int]) -> Outcome:
+    """Each seed is asked for itself: nobody knows anything but the present allocation."""
+    answers = [ask(case.problem, np.random.default_rng(seed)) for seed in seeds]
+    plans = [answer.rows.matrix(case.problem.num_nodes) for answer in answers]
     fitness = np.array([case.problem.fitness(plan) for plan in plans])
     return Outcome(case, fitness, np.array([np.count_nonzero(plan.any(axis=1)) for plan in plans]))
+
+
+def choices(problem: Problem) -> Choices:
+    """The same round for the default solver."""
+    most_gpus, most_nodes = problem.speedup.shape[2] - 1, problem.most_nodes
+    K = np.arange(most_gpus + 1)
+    is_bound = (K > 0) & ((problem.least[:, None] > K) | (problem.most[:, None] < K)) | problem.pinned[:, None]
+    value = problem.objective.values(problem.speedup * problem.factor[:, None, None])
+    value[np.broadcast_to(is_bound[:, None], value.shape)] = -np.inf
+    held = problem.present.sum(axis=1)
+    may_stay = (held >= problem.least) & (held <= problem.most) & ((problem.present > 0).sum(axis=1) <= most_nodes)
+    keep = problem.objective.values(problem.speedups(problem.present))
+    return Choices(
+        capacity=problem.capacity.astype(np.int64),
+        rack=problem.rack.astype(np.int64),
+        spread=problem.spread.astype(np.int64),
+        num_classes=problem.speedup.shape[1],
+        first=np.arange(problem.num_jobs + 1, dtype=np.int64) * (value.shape[1] * value.shape[2]),
+        value=value.ravel(),
+        keep=np.where((held > 0) & (may_stay | problem.pinned), keep, -np.inf),
+        held=Rows.of_matrix(problem.present),
+        pinned=problem.pinned,
+        most_nodes=most_nodes,
+        avoid_interference=problem.avoid_interference,
+    )
 
 
 def _matrix(jobs: Sequence[Mapping[str, Any]], placed: Mapping[str, Sequence[int]], num_nodes: int) -> FloatArray:

@@ -18,7 +18,6 @@ from benchmarks import inputs, reference
 from benchmarks.measurement import Finding, LeftOut, Measurement, Table, cpu_times, median, spread
 from benchmarks.processes import cost
 from pollux.policies.pollux.genetic import Genetic
-from pollux.policies.pollux.packed import Packed
 from pollux.policies.pollux.solver import Budget
 from pollux.simulator.comparison import run_all
 from pollux.simulator.compat import options_of
@@ -68,7 +67,8 @@ def _genetic(data: Path) -> Iterator[Finding]:
         key = f"pollux.genetic_ms.{name}"
         yield Measurement(key, median(milliseconds), "ms", bound=bound, spread=spread(milliseconds), note=note)
         for case in cases:
-            found, packed = reference.outcome(case, Genetic, SEEDS), reference.outcome(case, Packed, [0])
+            found = reference.outcome(case, reference.by_genetic, SEEDS)
+            default = reference.outcome(case, reference.by_priced, [0])
             fitness.append(float(np.median(found.fitness)) / case.fitness)
             jobs.append(float(np.median(found.jobs_with_gpus)) / case.jobs_with_gpus)
             rows.append(
@@ -76,14 +76,14 @@ def _genetic(data: Path) -> Iterator[Finding]:
                     case.name,
                     f"{case.fitness:.5g}",
                     f"{np.median(found.fitness):.5g} ({found.fitness.min():.5g} … {found.fitness.max():.5g})",
-                    f"{packed.fitness[0]:.5g}",
-                    f"{case.jobs_with_gpus} / {np.median(found.jobs_with_gpus):.0f} / {packed.jobs_with_gpus[0]}",
+                    f"{default.fitness[0]:.5g}",
+                    f"{case.jobs_with_gpus} / {np.median(found.jobs_with_gpus):.0f} / {default.jobs_with_gpus[0]}",
                 ]
             )
     for key, ratios, what in (("fitness", fitness, "fitness"), ("jobs", jobs, "jobs with GPUs")):
         note = f"{what}, median of {len(SEEDS)} seeds over the recorded; the lowest of {len(ratios)} states"
         yield Measurement(f"pollux.genetic_{key}_vs_recorded", min(ratios), "", bound=1.0, better="higher", note=note)
-    columns = ("state", "recorded fitness", "`genetic`, median of 5 seeds", "`packed`", "jobs with GPUs of the three")
+    columns = ("state", "recorded fitness", "`genetic`, median of 5 seeds", "`priced`", "jobs with GPUs of the three")
     yield Table("Plans for the states that the artifact's search was recorded on", columns, rows)
 
 

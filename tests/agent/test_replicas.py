@@ -76,7 +76,7 @@ def until_changed(rank: int, replicas: int) -> Run:
     job = Job(max_batch_size=256, report_every_s=0.02, seed=1, guard=False)
     answers = itertools.count()
 
-    def restless(measured: Measured, warm: Any, options: Any) -> Tuned:
+    def restless(measured: Measured, warm: Any, options: Any, told: Any) -> Tuned:
         size = CHOSEN[next(answers) % len(CHOSEN)]
         return dataclasses.replace(tune(measured, warm, options), config=BatchConfig(size, size, 1))
 

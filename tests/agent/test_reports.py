@@ -84,6 +84,8 @@ def test_a_receiver_hears_of_profile_model_noise_and_every_change(told):
     assert last.model.limits == job._made.adapter.limits
     assert last.model.throughput.get("cpu") is not None
     assert last.model.gradient is not None
+    assert {report.model.fingerprint for report in heard if report.model} == {last.model.fingerprint}
+    assert (last.model.fingerprint or "").startswith("sequential-")
     assert last.noise_scale is not None
     assert last.loss is not None
     assert last.state.batch.batch_size == 48

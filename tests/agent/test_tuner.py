@@ -15,10 +15,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pollux.agent.batching import BatchConfig, fitted_to, initial_config
+from pollux.agent.experience import Experience
 from pollux.agent.tuner import DEFAULT_TUNER, NO_FITS, Measured, Tuned, Tuner, TunerOptions, tune
-from pollux.core import BatchLimits, GradientStats, Observation, ObservationKey, Profile, Progress, Shape
+from pollux.core import BatchLimits, GradientStats, Observation, ObservationKey, Profile, Progress, Shape, dumps
 from pollux.errors import InvalidModel, InvalidSpec
-from pollux.goodput import PAPER, GoodputModel, Observations, ThetaSys, fit
+from pollux.goodput import PAPER, RACKS, GoodputModel, Observations, ThetaSys, fit
+from pollux.goodput.pooled import Corrected, Kind
 
 THETA = ThetaSys(0.05, 0.001, 0.03, 0.002, 0.12, 0.006, 1.8)
 BOX = BatchLimits(128, 8192, 8, 1024)
@@ -303,6 +305,66 @@ def test_options_that_cannot_work_are_refused(option):
         TunerOptions(**option)
 
 
+# What others of its kind have measured.
+
+
+def kind(theta: ThetaSys = THETA, keys=KEYS) -> Corrected:
+    pool = Kind()
+    pool.note(profile_of(theta, keys).of_type("v100"))
+    known = pool.model()
+    assert known is not None
+    return known
+
+
+ONE_GPU = profile_of(THETA, [(1, 1, 32)])
+"""All that a job has measured which has only begun."""
+
+
+def test_on_gpus_that_it_has_not_run_on_a_job_goes_by_its_kind():
+    newcomer = measured(profile=ONE_GPU, shape=Shape(16, 4), config=BatchConfig(128, 8, 1))
+    experienced = dataclasses.replace(newcomer, profile=profile_of(THETA, KEYS))
+    told = tune(newcomer, told=kind())
+    assert told.config == tune(experienced).config
+    assert told.config != tune(newcomer).config
+    assert told.throughput == pytest.approx(tune(experienced).throughput, rel=0.02)
+
+
+def test_so_does_one_that_has_measured_nothing_at_all():
+    told = tune(measured(profile=Profile()), told=kind())
+    assert told.config == tune(measured()).config
+    assert not told.model.throughput
+
+
+def test_a_job_that_is_slower_than_its_kind_throughout_is_like_it():
+    slower = ThetaSys(*(2.0 * seconds for seconds in THETA[:6]), THETA[6])
+    own = profile_of(slower, [(1, 1, 32), (1, 1, 128)])
+    told = tune(measured(profile=own, shape=Shape(16, 4), config=BatchConfig(128, 8, 1)), told=kind())
+    faster = tune(measured(shape=Shape(16, 4), config=BatchConfig(128, 8, 1)))
+    assert told.config == faster.config
+    assert told.throughput == pytest.approx(faster.throughput / 2.0, rel=0.05)
+
+
+def test_a_job_that_differs_from_its_kind_goes_by_what_it_measured():
+    odd = ThetaSys(0.001, 0.01, 0.03, 0.002, 0.12, 0.006, 1.8)
+    situation = measured(profile=profile_of(odd, KEYS))
+    assert tune(situation, told=kind()) == tune(situation)
+
+
+def test_what_it_reports_is_its_own_all_the_same():
+    told, untold = tune(measured(profile=ONE_GPU), told=kind()), tune(measured(profile=ONE_GPU))
+    assert (told.model, told.fits) == (untold.model, untold.fits)
+
+
+def test_bounds_hold_whatever_the_kind_says():
+    tuned = tune(measured(profile=ONE_GPU, proven_per_gpu_batch_size=32, largest_batch_size=256), told=kind())
+    assert tuned.config == BatchConfig(256, 64, 1)
+
+
+def test_a_job_with_a_throughput_model_of_its_own_is_not_meant():
+    racks, situation = TunerOptions(throughput_model=RACKS), measured(profile=ONE_GPU)
+    assert tune(situation, options=racks, told=kind()) == tune(situation, options=racks)
+
+
 # The thread.
 
 
@@ -359,7 +421,7 @@ def test_an_answer_of_the_thread_is_that_of_the_function_and_is_taken_once(tuner
 def test_submit_never_waits_for_a_slow_fit(tuners):
     is_started, may_end = threading.Event(), threading.Event()
 
-    def slow(situation, warm, options):
+    def slow(situation, warm, options, told):
         is_started.set()
         assert may_end.wait(PATIENCE_S)
         return run(situation, options, warm)
@@ -389,7 +451,7 @@ def test_only_the_newest_answer_is_kept(tuners):
 def test_the_next_fit_starts_from_the_last(tuners):
     seen = []
 
-    def spy(situation, warm, options):
+    def spy(situation, warm, options, told):
         seen.append(dict(warm))
         return run(situation, options, warm)
 
@@ -405,7 +467,7 @@ def test_a_failure_costs_one_answer_and_is_logged_once(tuners, caplog):
     calls = []
     has_failed = threading.Semaphore(0)
 
-    def failing(situation, warm, options):
+    def failing(situation, warm, options, told):
         calls.append(situation)
         if len(calls) < 4:
             has_failed.release()
@@ -421,6 +483,35 @@ def test_a_failure_costs_one_answer_and_is_logged_once(tuners, caplog):
         submit(tuner, measured())
         assert answers.wait().config is not None
     assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError, KeyError]
+
+
+def test_the_thread_goes_by_what_the_daemon_was_told(tuners, tmp_path):
+    path = tmp_path / "experience.json"
+    path.write_text(dumps(profile_of(THETA, KEYS)))
+    answers = Answers()
+    tuner = tuners(on_tuned=answers, experience=Experience(path))
+    situation = measured(profile=ONE_GPU, shape=Shape(16, 4), config=BatchConfig(128, 8, 1))
+    submit(tuner, situation)
+    assert answers.wait() == tune(situation, told=kind())
+
+
+def test_after_a_failure_it_does_without(tuners, tmp_path):
+    path = tmp_path / "experience.json"
+    path.write_text(dumps(profile_of(THETA, KEYS)))
+    has_failed = threading.Event()
+
+    def failing(situation, warm, options, told):
+        if told is not None:
+            has_failed.set()
+            raise ZeroDivisionError("of theirs")
+        return run(situation, options, warm)
+
+    answers = Answers()
+    tuner = tuners(on_tuned=answers, work=failing, experience=Experience(path))
+    submit(tuner, measured())
+    assert has_failed.wait(PATIENCE_S)
+    submit(tuner, measured())
+    assert answers.wait() == tune(measured())
 
 
 def test_a_failure_of_the_listener_does_not_end_the_thread(tuners, caplog):
@@ -458,19 +549,22 @@ def test_close_ends_the_thread_and_may_be_called_twice(tuners):
     assert not tuner.submit(measured())
 
 
-def test_the_thread_does_not_load_numba():
+def test_the_thread_does_not_load_numba(tmp_path):
     script = """
 import sys, threading
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_tuner import Answers, measured
-from pollux.agent.tuner import Tuner
+from test_tuner import KEYS, THETA, Answers, dumps, measured, profile_of
+from pollux.agent.tuner import Experience, Tuner
 answers = Answers()
-tuner = Tuner(on_tuned=answers)
+path = Path(sys.argv[2])
+path.write_text(dumps(profile_of(THETA, KEYS)))
+tuner = Tuner(on_tuned=answers, experience=Experience(path))
 assert tuner.submit(measured())
 assert answers.wait().config is not None
 tuner.close()
 print("numba" in sys.modules)
 """
-    here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", script, here], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path / "experience.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "False\n", done.stderr

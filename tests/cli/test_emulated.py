@@ -86,8 +86,8 @@ class TestOptions:
 
     def test_so_do_policies_whether_they_were_told_or_not(self):
         assert self.options(policy="tiresias").policy_options == {"service_threshold_gpu_s": 57_600 / 20}
-        told = self.options(policy_options=FrozenMap({"realloc_delay_s": 10.0, "p": -2, "solver": "packed"}))
-        assert told.policy_options == {"realloc_delay_s": 0.5, "unmeasured_delay_s": 1.5, "p": -2, "solver": "packed"}
+        told = self.options(policy_options=FrozenMap({"realloc_delay_s": 10.0, "p": -2, "solver": "genetic"}))
+        assert told.policy_options == {"realloc_delay_s": 0.5, "unmeasured_delay_s": 1.5, "p": -2, "solver": "genetic"}
         assert self.options(policy="fifo").policy_options == {}
 
     def test_nodes_and_replicas_are_told_what_they_are(self):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from pollux import __version__
 from pollux.cli import output
+from pollux.cli.commands import COMMANDS
 from pollux.cli.main import PolluxGroup, app, root
 from pollux.errors import InvalidModel, MissingDependency, StaleGeneration, UnknownName
 
@@ -104,6 +105,25 @@ def test_interrupted_by_the_user_exits_with_130() -> None:
 
 def test_a_command_may_choose_its_exit_code() -> None:
     assert runner.invoke(failing_app(typer.Exit(3)), ["go"]).exit_code == 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_where_the_table_says(name: str) -> None:
+    result = runner.invoke(app, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert f" {name} [" in result.output, "its own usage"
+
+
+def test_a_command_does_not_wait_for_the_others() -> None:
+    script = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from pollux.cli.main import app\n"
+        "assert CliRunner().invoke(app, ['simulate', '--help']).exit_code == 0\n"
+        "print(*(name for name in sys.modules if name.startswith(('pollux.wire', 'pollux.cli.up'))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_help_loads_no_heavy_library() -> None:

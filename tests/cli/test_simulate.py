@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
-from pollux.core import JobFinished, NodeLost, loads
+from pollux.core import JobFinished, NodeLost, ProfileRegistry, loads
 from pollux.scheduler import MemoryLog, Record, Scheduler
 from pollux.simulator.options import Options
 
@@ -120,6 +120,22 @@ class TestSimulate:
 class TestOptions:
     def started(self, workload: str, *arguments: object) -> float:
         return figures("simulate", workload, *arguments)["jobs"]["a"]["started_at_s"]
+
+    def test_what_one_run_has_learnt_another_may_begin_with(self, workload, tmp_path):
+        file, events, both = (tmp_path / name for name in ("registry.json", "events.jsonl", "both.json"))
+        first = figures("simulate", workload, "--nodes", 2, "--save-registry", file)
+        assert first["inputs"]["registry"] == {}
+        learnt = loads(file.read_text(), ProfileRegistry).kinds
+        assert {kind: known.num_jobs for kind, known in learnt.items()} == {"cifar10": 1, "ncf": 2}
+        assert all(known.gradients and known.profile and known.limits for known in learnt.values())
+        options = ("--nodes", 2, "--registry", file, "--save-registry", both, "--events", events)
+        assert figures("simulate", workload, *options)["inputs"]["registry"] == {"cifar10": 1, "ncf": 2}
+        assert {loads(line).time_s for line in events.read_text().splitlines() if "KindsImported" in line} == {0.0}
+        assert loads(both.read_text(), ProfileRegistry).kinds["ncf"].num_jobs == 4
+        result = invoke("simulate", workload, "--registry", workload)
+        assert result.exit_code == 2
+        assert "--registry" in result.stderr
+        assert "is no profile registry" in result.stderr
 
     def test_flags_change_the_run(self, workload):
         assert self.started(workload, "--interval", 17) == 17.0
@@ -341,7 +357,7 @@ class TestInputs:
 
     def test_and_of_options_that_nobody_set(self, workload):
         options = figures("simulate", workload, "--policy", "pollux", "--set", "policy.p=1")["inputs"]["policy_options"]
-        assert (options["p"], options["solver"], options["max_gpus"]) == (1, "packed", None)
+        assert (options["p"], options["solver"], options["max_gpus"]) == (1, "priced", None)
         assert figures("simulate", workload, "--policy", "fifo-backfill")["inputs"]["policy_options"] == {
             "backfill": True
         }
@@ -367,7 +383,7 @@ class TestInputs:
 
     def test_a_file_that_cannot_be_written_is_refused_before_the_run(self, workload, tmp_path):
         (tmp_path / "file").write_text("")
-        for option in ("--json", "--events"):
+        for option in ("--json", "--events", "--save-registry"):
             for target in (tmp_path, tmp_path / "file" / "below"):
                 result = invoke("simulate", workload, option, target)
                 assert result.exit_code == 2

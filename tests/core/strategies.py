@@ -17,6 +17,7 @@ from pollux.core import (
     FrozenMap,
     GenerationAbandoned,
     GradientStats,
+    GradientSums,
     Job,
     JobCancelled,
     JobFailed,
@@ -29,6 +30,8 @@ from pollux.core import (
     JobSpec,
     JobStopped,
     JobSubmitted,
+    KindProfile,
+    KindsImported,
     MakePlan,
     Node,
     NodeDrained,
@@ -41,6 +44,7 @@ from pollux.core import (
     Plan,
     PlanMade,
     Profile,
+    ProfileRegistry,
     Progress,
     ReplicaLost,
     ReplicasReady,
@@ -51,6 +55,7 @@ from pollux.core import (
     StartJob,
     StopJob,
     StopReason,
+    Tally,
     ThroughputFit,
 )
 
@@ -139,7 +144,13 @@ def progresses(draw):
 
 
 models = st.builds(
-    JobModel, limits(), maybe(gradients), maps(names, fits(), max_size=2), maybe(progresses()), maybe(amounts)
+    JobModel,
+    limits(),
+    maybe(gradients),
+    maps(names, fits(), max_size=2),
+    maybe(progresses()),
+    maybe(amounts),
+    maybe(names),
 )
 
 
@@ -203,6 +214,20 @@ def jobs(draw):
     )
 
 
+gradient_sums = st.builds(lambda seen, count: GradientSums(seen.sqr, seen.var, count), gradients, sizes)
+tallies = st.just(Tally()) | st.builds(Tally, sizes, amounts, amounts)
+kind_profiles = st.builds(
+    KindProfile,
+    profiles,
+    counts,
+    maps(st.integers(0, 19), gradient_sums),
+    tallies,
+    tallies,
+    maybe(limits()),
+    times,
+)
+kinds = maps(names, kind_profiles, max_size=2)
+
 oracles = st.builds(Oracle, maybe(amounts), maybe(amounts), maps(shapes(), amounts))
 
 
@@ -215,6 +240,7 @@ def snapshots(draw, job_strategy=None):
         draw(clusters),
         FrozenMap({job.id: job for job in found}),
         draw(maybe(maps(names, oracles, max_size=2))),
+        draw(kinds),
     )
 
 
@@ -244,6 +270,7 @@ _FIELDS = {
     ReplicasReady: {},
     JobStopped: {},
     JobFinished: {},
+    KindsImported: {"kinds": kinds, "replaces": st.booleans()},
     MakePlan: {"round": counts, "snapshot": snapshots(), "seed": counts},
     StartJob: {"allocation": held_allocations},
     ResizeJob: {"allocation": held_allocations},
@@ -273,6 +300,7 @@ DOCUMENTS = {
     Node: nodes,
     Plan: plans,
     Profile: profiles,
+    ProfileRegistry: st.builds(ProfileRegistry, kinds, texts),
     Shape: shapes(),
     Snapshot: snapshots(),
 }

@@ -45,6 +45,22 @@ def test_changed_copies_leave_the_original_alone(content, key, value):
     assert frozen == content
 
 
+@given(contents, st.data())
+def test_other_values_for_some_of_its_keys(content, data):
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(content), max_size=len(content)))
+    keys = [key for key, is_kept in zip(sorted(content), chosen, strict=True) if is_kept]
+    found = FrozenMap(content).with_values(map(str, range(len(content))), chosen)
+    assert list(found) == keys
+    assert found == {key: str(sorted(content).index(key)) for key in keys}
+
+
+@given(contents, contents)
+def test_two_maps_become_one(one, other):
+    both = FrozenMap(one).merged(FrozenMap(other), lambda mine, theirs: mine - theirs)
+    assert both == {**one, **other, **{key: one[key] - other[key] for key in one.keys() & other.keys()}}
+    assert list(both) == sorted({*one, *other})
+
+
 @given(contents)
 def test_pickle_and_copies_give_an_equal_map(content):
     frozen = FrozenMap(content)

@@ -1,9 +1,12 @@
+import math
+import pickle
 from dataclasses import FrozenInstanceError, replace
+from struct import unpack
 
 import pytest
 from hypothesis import given, settings
 
-from pollux.core import Allocation, BatchLimits, FrozenMap, Job, JobSpec, Phase
+from pollux.core import Allocation, BatchLimits, FrozenMap, Job, JobSpec, Phase, Progress, ThroughputFit
 from pollux.errors import InvalidSpec
 
 from .strategies import jobs, specs
@@ -186,3 +189,83 @@ def test_specifications_are_frozen_and_hashable(spec):
     assert hash(spec) == hash(replace(spec))
     with pytest.raises(FrozenInstanceError):
         spec.team = "other"
+
+
+@settings(max_examples=10)
+@given(jobs())
+def test_a_changed_job_is_a_replaced_one(job):
+    changes = {"num_failures": 3, "exit_reason": "out of memory"}
+    assert job.with_changes(**changes) == replace(job, **changes)
+    assert hash(job.with_changes(**changes)) == hash(replace(job, **changes))
+    with pytest.raises(InvalidSpec, match="membership"):
+        job.with_changes(membership=-1)
+
+
+@settings(max_examples=10)
+@given(jobs(), jobs())
+def test_what_is_believed_of_a_job_changes_nothing_else(job, other):
+    believed = job.believed(other.model, other.profile)
+    assert believed == replace(job, model=other.model, profile=other.profile)
+    assert hash(believed) == hash(replace(job, model=other.model, profile=other.profile))
+
+
+@settings(max_examples=10)
+@given(jobs())
+def test_what_a_report_says_again_is_the_same_object_as_before(job):
+    if job.model is None:
+        return
+    limits, fits = job.model.limits, job.model.throughput
+    again = replace(job.model, limits=replace(limits), throughput=FrozenMap(dict(fits)), progress=Progress(1e6))
+    believed = job.believed(again, job.profile)
+    assert believed.model == again
+    assert believed.model.limits is limits
+    assert believed.model.throughput is fits
+    other = FrozenMap({"another type": ThroughputFit("paper", FrozenMap({"gamma": 1.0}))})
+    believed = job.believed(replace(again, throughput=other), job.profile)
+    assert believed.model.limits is limits
+    assert believed.model.throughput is other
+    assert job.believed(job.model, job.profile).model is job.model
+    assert job.believed(None, job.profile).model is None
+
+
+@settings(max_examples=30)
+@given(jobs(), jobs())
+def test_readings_say_what_the_fields_say_however_the_job_was_made(job, other):
+    model, profile = other.model, other.profile
+    made = (
+        job,
+        job.believed(model, profile),
+        job.believed(model, profile).believed(model, profile),
+        job.with_changes(model=model),
+        pickle.loads(pickle.dumps(job)),
+    )
+    for each in made:
+        basis, assigned, numbers = each.reading
+        model = each.model
+        gradient, progress = (None, None) if model is None else (model.gradient, model.progress)
+        assert basis == (each.spec, *((None, FrozenMap()) if model is None else (model.limits, model.throughput)))
+        assert assigned is each.assigned
+        said = [
+            each.sequence,
+            each.submitted_at_s,
+            each.attained_gpu_s,
+            each.held_since_s,
+            each.num_reallocations,
+            each.first_started_at_s,
+            each.occupied.num_gpus,
+            *((None, None) if gradient is None else (gradient.sqr, gradient.var)),
+            *((None, None) if progress is None else (progress.done, progress.total)),
+            None if model is None else model.realloc_delay_s,
+        ]
+        assert [None if math.isnan(number) else number for number in unpack("12d", numbers)] == said
+
+
+@settings(max_examples=10)
+@given(jobs())
+def test_the_basis_of_a_job_is_the_same_object_until_a_part_of_it_is_another(job):
+    if job.model is None:
+        return
+    again = job.believed(replace(job.model, progress=Progress(1e6)), job.profile)
+    assert again.reading.basis is job.reading.basis
+    other = replace(job.model, throughput=FrozenMap({"another": ThroughputFit("paper", FrozenMap({"gamma": 1.0}))}))
+    assert job.believed(other, job.profile).reading.basis.fits is other.throughput

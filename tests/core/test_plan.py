@@ -94,6 +94,11 @@ def test_jobs_that_hold_nothing_are_left_out():
         Plan(FrozenMap({"x": Allocation()}))
 
 
+def test_a_plan_of_allocations_that_hold_something_is_like_any_other():
+    allocations = FrozenMap({"a": Allocation.of({"n0": 1}), "b": Allocation.of({"n0": 2})})
+    assert Plan.of_holding(allocations) == Plan(allocations)
+
+
 def test_a_snapshot_keys_jobs_by_their_id():
     with pytest.raises(InvalidSpec, match="differs from its key"):
         Snapshot(0.0, 0, CLUSTER, FrozenMap({"x": Job(JobSpec("y"), 0.0)}))

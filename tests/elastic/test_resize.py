@@ -15,7 +15,19 @@ import pytest
 from tests.elastic.conftest import Trials
 from tests.elastic.trial import PATIENCE_S, TRAIN, Trial, on, until
 
-from pollux.core import GenerationAbandoned, JobFinished, JobStopped, ReplicaLost, ReplicasReady
+from pollux.core import (
+    Allocation,
+    GenerationAbandoned,
+    JobFinished,
+    JobStopped,
+    Observation,
+    ObservationKey,
+    Profile,
+    ReplicaLost,
+    ReplicasReady,
+    Shape,
+    dumps,
+)
 from pollux.errors import Permanent, StaleGeneration
 from pollux.node.launching import LocalCluster
 from pollux.wire.nodes import ResizeRun, RunPhase
@@ -290,3 +302,24 @@ def test_the_last_of_many_resizes_counts(trial: Trials, cluster: LocalCluster) -
     cluster.ask(ResizeRun(hasty.job, hasty.generation + 1, on(n0=1)))
     event = hasty.wait(hasty.generation + 1)
     assert not isinstance(event, ReplicasReady)
+
+
+def test_what_others_of_its_kind_have_measured_goes_to_wherever_the_first_replica_is(
+    trial: Trials, cluster: LocalCluster
+) -> None:
+    told = trial("--adapt", "--passes", 200, "--step-s", 0.02).start(on(n0=1))
+
+    def resized(where: Allocation, experience: str) -> Path:
+        generation = told.generation = told.generation + 1
+        cluster.ask(ResizeRun(told.job, generation, where, experience=experience))
+        told.expect_ready(told.wait())
+        told.wait_step(told.steps + 100)  # two seconds: it is tuned every second, and at once after a change
+        return cluster.folder / next(iter(where.gpus)) / "jobs" / told.job / "experience.json"
+
+    known = dumps(Profile().add("cpu", ObservationKey(Shape(1), BATCH), Observation(0.0, 0, 0.2, 0.0, 10)))
+    assert resized(on(n1=2), known).read_text() == known
+    assert all("kind" not in told.log(replica) for replica in told.pids())
+    assert resized(on(n1=1), "nonsense").read_text() == "nonsense"
+    (first,) = told.pids()
+    assert told.log(first).count("What others of this kind have measured cannot be read") == 1
+    told.finish()

@@ -16,13 +16,14 @@ from pollux.core import (
     FrozenMap,
     GenerationAbandoned,
     JobFailed,
+    JobId,
     JobStopped,
     ReplicaLost,
     ReplicasReady,
     StopReason,
 )
 from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
-from pollux.node import daemon, roster
+from pollux.node import daemon, hosting, roster
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.hosting import UNKNOWN_EXIT
@@ -423,6 +424,59 @@ class TestHome:
             assert (join.membership, join.rank, join.size, join.is_repair) == (1, 0, 1, True)
             second.say(membership=1)
             assert watching.event(ReplicaLost).survivors == on(a=1)
+
+    def test_the_first_replica_finds_what_others_of_its_kind_have_measured(self, node, folder):
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch(folder), on(a=2), experience="known"))
+            first, second = node.living(2)
+            path = Path(node.keeper.environments[f"j/{first.replica}"]["POLLUX_EXPERIENCE"])
+            assert path.read_text() == "known"
+            assert path.stat().st_mode & 0o077 == 0
+            first.say()
+            second.say()
+            watching.event(ReplicasReady)
+            node.ask(ResizeRun("j", 2, on(a=1), experience="known by now"))
+            assert first.hears().rank == 0
+            assert path.read_text() == "known by now"
+            second.hears()
+            first.say(generation=2)
+            node.keeper.end(f"j/{second.replica}", 15)
+            watching.event(ReplicasReady)
+            node.ask(ResizeRun("j", 3, on(a=2)))
+            node.living(2)[1].say(ReplicaPhase.READY, 3, has_state=False)
+            first.hears()
+            assert not path.exists()  # the policy is another one, and tells nothing
+
+    def test_wherever_that_is_and_whoever_takes_its_place(self, nodes, folder):
+        token_file = folder / "token"
+        token_file.write_text("x" * 64)
+        node, other = (nodes(name, token_file=token_file) for name in "ab")
+        here, there = (one.daemon.folder.experience_file(JobId("j")) for one in (node, other))
+        with node.watching("j") as watching:
+            request = RunJob("j", 1, launch(folder), on(a=1, b=1), FrozenMap({"b": other.address}), "known")
+            node.ask(request)
+            first, second = node.living(1)[0].say(), other.living(1)[0].say()
+            watching.event(ReplicasReady)
+            assert (here.read_text(), there.exists()) == ("known", False)
+            node.keeper.end(f"j/{first.replica}")
+            assert second.hears().rank == 0
+            assert there.read_text() == "known"
+            second.say(membership=1)
+            watching.event(ReplicaLost)
+            node.ask(StopRun("j", 1, StopReason.CANCELLED))
+            watching.event(JobStopped)
+        until(lambda: not here.exists() and not there.exists())
+
+    def test_a_job_starts_also_where_that_cannot_be_written(self, node, folder, monkeypatch, caplog):
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(hosting, "write", full)
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch(folder), on(a=1), experience="known"))
+            node.living(1)[0].say()
+            watching.event(ReplicasReady)
+        assert "cannot be told to job j" in caplog.text
 
     def test_a_stop_is_always_answered(self, node, folder):
         with node.watching() as watching:

@@ -17,6 +17,7 @@ from pollux.core import (
     FrozenMap,
     JobFailed,
     JobFinished,
+    JobId,
     JobStopped,
     ReplicaLost,
     ReplicasReady,
@@ -104,6 +105,22 @@ class TestSuccessors:
         for link in node.living(2):
             link.say(step=9)
         until(lambda: node.ask(ListRuns()).runs[0].step == 9)
+
+    def test_they_know_what_the_next_first_replica_is_to_be_told(self, nodes, folder):
+        node = nodes()
+        node.ask(RunJob("j", 1, launch(folder), on(a=2), experience="known"))
+        for link in node.living(2):
+            link.say()
+        until(lambda: phase(node) is RunPhase.TRAINING)
+        node.stop()
+        path = node.daemon.folder.experience_file(JobId("j"))
+        path.unlink()
+        node.start()
+        first, second = node.living(2)
+        second.say()
+        node.keeper.end(f"j/{first.replica}")
+        assert second.hears().rank == 0
+        assert path.read_text() == "known"
 
     def test_after_a_restart_of_the_machine_jobs_have_stopped_and_not_failed(self, nodes, folder):
         node = nodes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pollux.policies import Policy, make, registry
+from pollux.policies.pollux import reach
 from pollux.testing import PolicyContract, WorkConservingContract, policies, stores
 
 
@@ -43,6 +44,11 @@ class TestOptimus(WorkConservingContract):
         return make("optimus")
 
 
+class TestCastor(PolicyContract):
+    def make(self) -> Policy:
+        return make("castor")
+
+
 class TestPollux(PolicyContract):
     def make(self) -> Policy:
         return make("pollux")
@@ -51,6 +57,23 @@ class TestPollux(PolicyContract):
 class TestPolluxWithoutAvoidingInterference(WorkConservingContract):
     def make(self) -> Policy:
         return make("pollux", {"avoid_interference": False})
+
+
+class TestPolluxWithManyJobs(PolicyContract):
+    """As with thousands, of whom not all is worked out that they may have."""
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.patch = pytest.MonkeyPatch()
+        cls.patch.setattr(reach, "MANY_JOBS", 0)
+        cls.patch.setattr(reach, "SHARES", 1)
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        cls.patch.undo()
+
+    def make(self) -> Policy:
+        return make("pollux", {"churn_factor": 0.9})
 
 
 class TestGeneticPollux(PolicyContract):

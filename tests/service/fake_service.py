@@ -17,6 +17,7 @@ from pollux.core import (
     JobRescaled,
     JobResumed,
     JobSubmitted,
+    KindsImported,
     Node,
     NodeDrained,
     NodeId,
@@ -141,6 +142,11 @@ class FakeService:
 
     def undrain(self, node: NodeId) -> None:
         self.hear(NodeJoined(Node(self.scheduler.state.cluster[node].id, 2)))
+
+    def import_kinds(self, registry, *, replaces: bool) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.hear(KindsImported(registry.kinds, replaces))
 
     def job(self, job_id: JobId) -> Job:
         found = self.scheduler.state.job(job_id)

@@ -3,9 +3,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.core.kinds import registry
 from tests.wire.strategies import entry_at, report_at
 
-from pollux.core import JobSpec, JobSubmitted
+from pollux.core import JobSpec, JobSubmitted, KindsImported, dumps
 from pollux.service.json_schemas import field_docs
 from pollux.service.openapi import document, main, to_text
 from pollux.service.rest import Answers
@@ -17,7 +18,12 @@ from .fake_service import FakeService
 from .rest_client import DOCUMENT, ask
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-BODIES = {"submit_job": DOCUMENT, "scale_job": {"min_gpus": 1, "max_gpus": 2}, "shutdown": {"jobs": "leave"}}
+BODIES = {
+    "submit_job": DOCUMENT,
+    "scale_job": {"min_gpus": 1, "max_gpus": 2},
+    "import_kinds": json.loads(dumps(registry())),
+    "shutdown": {"jobs": "leave"},
+}
 
 
 def faults(value: object, schema: object, path: str = "$") -> list[str]:
@@ -75,6 +81,7 @@ def furnished() -> FakeService:
     service = FakeService()
     service.hear(JobSubmitted(JobSpec("a", name="train", max_gpus=4)))
     service.hear(JobSubmitted(JobSpec("b")))
+    service.hear(KindsImported(registry().kinds))
     service.place(a={"n0": 1, "n1": 2})
     service.reports["a"] = report_at(5, goodput=2.0, loss=0.5)
     service.log.note(1.0, entry_at(5), "a")

@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pollux.core import Cluster, FrozenMap, Job, JobId, JobSpec, MakePlan, Snapshot
+from pollux.core import Cluster, FrozenMap, Job, JobId, JobSpec, KindProfile, MakePlan, Snapshot
 from pollux.errors import PolicyFailed
-from pollux.service.planning import Planner
+from pollux.service.planning import KindNews, Planner
 
 OWN = """
 import os, sys, time
@@ -26,13 +27,18 @@ class Odd(Policy):
             case 1: raise ValueError("no idea")
             case 2: os._exit(3)
             case 3: time.sleep(60)
+        self.jobs = {kind: known.num_jobs for kind, known in snapshot.kinds.items()}
         return Plan()
+
+    def stats(self):
+        return self.jobs
 """
 
 
-def request(number: int = 0) -> MakePlan:
+def request(number: int = 0, **kinds: KindProfile) -> MakePlan:
     jobs = [Job(JobSpec(JobId(name), requested_gpus=1), 0.0, sequence) for sequence, name in enumerate("ab")]
     snapshot = Snapshot(0.0, number, Cluster.uniform(1, 2), FrozenMap({job.id: job for job in jobs}))
+    snapshot = replace(snapshot, kinds=FrozenMap(kinds))
     return MakePlan(number, snapshot, 1)
 
 
@@ -65,14 +71,26 @@ def test_a_policy_that_breaks_breaks_nothing_else(tmp_path: Path, monkeypatch: p
         planner = Planner("odd_policy:Odd", {}, 5.0)
         try:
             assert (await planner.plan(request(9))).round == 9
+            a, b, c = (KindProfile(num_jobs=count) for count in (1, 2, 3))
+            for kinds in ({"a": a, "b": b}, {"a": a, "b": b}, {"a": a, "b": c}, {"b": c}, {}, {"a": a}):
+                made = await planner.plan(request(9, **kinds))
+                assert made.stats == {kind: known.num_jobs for kind, known in kinds.items()}
             for number, problem in ((1, "no idea"), (2, "process died"), (3, "more than 5 s")):
                 with pytest.raises(PolicyFailed, match=problem):
                     await planner.plan(request(number))
-            assert (await planner.plan(request(10))).round == 10
+            made = await planner.plan(request(10, a=a, b=b))  # by a worker that knew nothing
+            assert made.stats == {"a": 1, "b": 2}
         finally:
             await planner.close()
 
     asyncio.run(main())
+
+
+def test_of_the_registry_only_what_changed_is_told() -> None:
+    a, b, c = (KindProfile(num_jobs=count) for count in (1, 2, 3))
+    told, now = FrozenMap({"a": a, "b": b, "c": c}), FrozenMap({"a": a, "b": c})
+    assert KindNews.between(told, told) == KindNews()
+    assert KindNews.between(told, now) == KindNews(FrozenMap({"b": c}), ("c",))
 
 
 def test_a_worker_ends_with_its_service(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ import logging
 
 import httpx
 import pytest
+from tests.core.kinds import registry
 from tests.wire.strategies import entry_at, report_at
 
-from pollux.core import JobFinished, JobSpec, JobSubmitted
+from pollux.core import JobFinished, JobSpec, JobSubmitted, KindsImported, ProfileRegistry, dumps, loads
 from pollux.errors import InvalidDocument, InvalidJob, InvalidSpec, Permanent, Temporary
-from pollux.service.requests import MAX_BODY_BYTES, MAX_DRAINED_BYTES
+from pollux.service.requests import MAX_BODY_BYTES, MAX_DRAINED_BYTES, MAX_REGISTRY_BYTES
 from pollux.service.rest import create_app
 from pollux.service.routes import NEXT_OFFSET, ROUTES
 from pollux.wire.api import Fault, LogFile
@@ -335,3 +336,46 @@ def test_a_thousand_jobs_do_not_make_a_message_endless(service):
 
 def test_head_is_answered_like_get(service):
     assert ask(service, "HEAD", "/v1/cluster").status_code == 200
+
+
+class TestRegistry:
+    def test_what_is_exported_can_be_imported_elsewhere(self, service):
+        service.hear(KindsImported(registry("net", "other").kinds))
+        exported = ask(service, "GET", "/v1/kinds/export")
+        assert loads(exported.content, ProfileRegistry).kinds == service.scheduler.state.pool.kinds
+        elsewhere = FakeService()
+        for jobs, query in ((3, ""), (6, ""), (3, "?replace=true")):
+            answer = ask(elsewhere, "POST", f"/v1/kinds/import{query}", content=exported.content, headers=JSON)
+            assert [(each["kind"], each["jobs"]) for each in answer.json()["kinds"]] == [("net", jobs), ("other", jobs)]
+        assert ask(elsewhere, "GET", "/v1/kinds").json() == answer.json()
+        assert ask(elsewhere, "GET", "/v1/events?last=1").json()["events"][0]["detail"]["kinds"] == {
+            "net": 2,
+            "other": 2,
+        }
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"schema": 2}, "schema"),
+            ({"type": "Profile"}, "type"),
+            ({"body": {"kinds": {"net": {"num_jobs": -1}}}}, 'body.kinds["net"].num_jobs'),
+            ({"body": {"kinds": {"net": {"profile": {"observations": {"t4": [[1]]}}}}}}, "body.kinds"),
+            ({"body": {"kinds": {}, "more": 1}}, "body.more"),
+            ({"more": 1}, "document"),
+        ],
+    )
+    def test_what_is_no_registry_is_refused_and_changes_nothing(self, service, change, field):
+        document = {**json.loads(dumps(registry())), **change}
+        problem = problem_of(ask(service, "POST", "/v1/kinds/import", json=document), 422)
+        assert problem["faults"][0]["field"].startswith(field)
+        assert problem["faults"][0]["fix"]
+        assert not service.scheduler.state.pool.kinds
+
+    def test_a_registry_may_be_larger_than_other_bodies(self, service):
+        padding = b" " * MAX_BODY_BYTES
+        document = dumps(registry()).encode() + padding
+        assert ask(service, "POST", "/v1/kinds/import", content=document, headers=JSON).status_code == 200
+        document += b" " * MAX_REGISTRY_BYTES
+        problem_of(ask(service, "POST", "/v1/kinds/import", content=document, headers=JSON), 413)
+        service.is_recovering = True
+        problem_of(ask(service, "POST", "/v1/kinds/import", json={}), 503)

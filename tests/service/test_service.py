@@ -6,16 +6,21 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from tests.core.kinds import model, profile, registry
 from tests.service.living import Living, live
 
-from pollux.core import Allocation, JobId, NodeId, Phase, Progress, ReplicaLost
+from pollux.core import Allocation, FrozenMap, JobId, NodeId, Phase, Plan, Progress, ReplicaLost, Snapshot, dumps
 from pollux.errors import InvalidJob, InvalidSpec, Permanent, UnknownName
+from pollux.policies import Policy
 from pollux.service.options import ServiceOptions
 from pollux.wire.entries import BatchSetting, ReplicasChanged, RunState, TrainingStarted
 from pollux.wire.messages import AgentReport
-from pollux.wire.nodes import Refused, RunJob, RunPhase, StopRun
+from pollux.wire.nodes import Refused, ResizeRun, RunJob, RunPhase, StopRun
+
+CASTOR_ALONE = {"policy": "castor", "policy_options": FrozenMap({"registry": False})}
 
 
 def report_of(job: JobId, step: int = 10, **more: object) -> AgentReport:
@@ -477,3 +482,70 @@ class TestTheEnd:
 def replace_time(state: object) -> dict[str, object]:
     """A state without its clock."""
     return {**vars(state), "time_s": 0.0}
+
+
+class AsBounded(Policy):
+    """Gives every job the fewest GPUs that it may have, of n0, and has its agent told."""
+
+    adapts_gpus: ClassVar[bool] = True
+    shares_experience = True
+
+    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
+        return Plan.of({job.id: Allocation.of({NodeId("n0"): job.spec.min_gpus}) for job in snapshot.jobs.values()})
+
+
+class TestRegistry:
+    def test_what_a_job_measured_outlives_the_service(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(name="net")
+            last = report_of(job.id, profile=profile(1, 2), model=model(50.0, fingerprint="mlp-0"))
+            daemon = living.daemon_of(job.id)
+            daemon.report(last)  # no round comes before its end
+            await living.until(lambda: living.service.report_of(job.id) is not None)
+            daemon.finish(job.id)
+            await living.reach(job.id, Phase.SUCCEEDED)
+            living.service.import_kinds(registry("other"), replaces=False)
+            kinds = living.service.scheduler.state.pool.kinds
+            assert {kind: known.num_jobs for kind, known in kinds.items()} == {"mlp-0": 1, "other": 3}
+            assert kinds["mlp-0"].profile == profile(1, 2)
+            await living.restart()  # from the events alone
+            assert living.service.scheduler.state.pool.kinds == kinds
+            living.service.scheduler.save()
+            await living.restart()  # from a saved state
+            assert living.service.scheduler.state.pool.kinds == kinds
+            assert living.replayed().state.pool.kinds == kinds
+
+        live(main)
+
+    def test_jobs_are_told_of_their_kind_when_they_start_and_when_they_are_resized(self) -> None:
+        async def main(living: Living) -> None:
+            living.service.import_kinds(registry("net"), replaces=False)
+            job = await living.submit(application="net", max_gpus=1)
+            asked = living.daemon_of(job.id).asked
+            assert [request.experience for request in asked] == [dumps(profile(1, 4))]
+            living.service.import_kinds(registry("net"), replaces=False)
+            living.service.scale(job.id, 2, 2)
+            await living.until(lambda: isinstance(asked[-1], ResizeRun))
+            assert asked[-1].experience == dumps(profile(1, 4, count=2))
+
+        live(main, 2, policy=f"{__name__}:AsBounded", interval_s=0.05)
+
+    def test_those_of_no_known_kind_and_plain_commands_are_told_nothing(self) -> None:
+        async def main(living: Living) -> None:
+            living.service.import_kinds(registry("net"), replaces=False)
+            plain: dict[str, object] = {"application": "net", "command": "echo", "gpus": 1}
+            for fields in ({"max_gpus": 1}, {"max_gpus": 1, "application": "other"}, plain):
+                job = await living.submit(**fields)
+                started = [request for request in living.daemon_of(job.id).asked if request.job == job.id]
+                assert [request.experience for request in started] == [""]
+
+        live(main, 2, 2, policy="castor")
+
+    @pytest.mark.parametrize("policy", [{"policy": "pollux"}, {"policy": "fifo"}, CASTOR_ALONE])
+    def test_policies_that_do_not_share_have_nobody_told(self, policy: dict[str, Any]) -> None:
+        async def main(living: Living) -> None:
+            living.service.import_kinds(registry("net"), replaces=False)
+            job = await living.submit(application="net")
+            assert [request.experience for request in living.daemon_of(job.id).asked] == [""]
+
+        live(main, 2, **policy)

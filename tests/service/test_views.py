@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.core.kinds import registry
 from tests.core.strategies import events as core_events
 from tests.wire.strategies import entries, entry_at, report_at, state_at
 
@@ -23,6 +24,8 @@ from pollux.core import (
     JobRescaled,
     JobSpec,
     JobSubmitted,
+    KindProfile,
+    KindsImported,
     Node,
     NodeJoined,
     Observation,
@@ -38,7 +41,7 @@ from pollux.core import (
 )
 from pollux.service import events_text, views
 from pollux.wire.answers import from_plain, to_plain
-from pollux.wire.api import ClusterView, EventView, JobDetail, JobView
+from pollux.wire.api import ClusterView, EventView, JobDetail, JobView, KindView
 from pollux.wire.entries import (
     BatchChanged,
     BatchSetting,
@@ -202,6 +205,11 @@ def test_the_cluster_shows_who_holds_what():
         ),
         (JobReported("j", 4, model=MODEL), "j: reports progress 1.0%, generation 4."),
         (JobFailed("j", 4, "Out of luck.\nTraceback …", 1), "j: failed with exit code 1, generation 4: Out of luck."),
+        (KindsImported(registry().kinds), "Profile registry: 1 kind of jobs imported, added to what was there."),
+        (
+            KindsImported(FrozenMap(), replaces=True),
+            "Profile registry: 0 kinds of jobs imported, in place of all that was there.",
+        ),
     ],
 )
 def test_an_event_is_a_sentence(event, text):
@@ -257,6 +265,22 @@ def test_measurements_are_only_counted_in_the_detail():
     profile = Profile().add("gpu", ObservationKey(Shape(2), 8), Observation(0.0, 0, 2.0, 0.5, 2))
     assert events_text.detail(JobReported("j", 1, profile))["profile"] == {"gpu": 1}
     assert events_text.detail(JobReported("j", 1))["profile"] is None
+    assert events_text.detail(KindsImported(registry().kinds))["kinds"] == {"net": 2}
+
+
+def test_a_job_says_of_which_kind_it_is():
+    job = Job(JobSpec("j"), 0.0)
+    assert views.job_detail(job, None, 0.0).kind is None
+    told = report_at(1, model=dataclasses.replace(MODEL, fingerprint="mlp-0"))
+    assert views.job_detail(job, told, 0.0).kind == "mlp-0"
+    assert views.job_detail(dataclasses.replace(job, spec=JobSpec("j", application="net")), told, 0.0).kind == "net"
+
+
+def test_the_registry_is_told_in_figures():
+    (view,) = views.kind_list(registry().kinds).kinds
+    assert view == KindView("net", 3, 2, ("t4",), 4, 3200.0, 2.0, 5.0)
+    (view,) = views.kind_list(FrozenMap({"net": KindProfile()})).kinds
+    assert (view.max_gpus, view.work, view.realloc_delay_s) == (0, None, None)
 
 
 def test_an_event_view_of_a_notice_says_whose_it_is():

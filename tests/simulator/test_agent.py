@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from tests.simulator.scenes import EQUAL_SHARE, events, reports, run_jobs
 
+from pollux.applications import PassTime
 from pollux.core import (
     Cluster,
     GradientStats,
@@ -20,7 +21,9 @@ from pollux.core import (
 )
 from pollux.errors import InvalidSpec
 from pollux.simulator import agent as agents
+from pollux.simulator import knowledge as knowledges
 from pollux.simulator.agent import Agent
+from pollux.simulator.knowledge import Knowledge
 from pollux.simulator.options import AgentOptions
 from pollux.simulator.truth import truths_built_in
 from pollux.simulator.workload import WorkloadJob
@@ -30,25 +33,35 @@ CIFAR = TRUTHS["cifar10"]
 NOISY = GradientStats(sqr=0.01, var=10.0)
 
 
-def agent(options: AgentOptions | None = None, truth=CIFAR, **spec: object) -> Agent:
-    return Agent(JobSpec(JobId("a"), limits=truth.limits, **spec), truth.limits, options or AgentOptions())
+def agent(
+    options: AgentOptions | None = None, truth=CIFAR, knowledge: Knowledge | None = None, **spec: object
+) -> Agent:
+    asked = JobSpec(JobId("a"), limits=truth.limits, **spec)
+    return Agent(asked, truth.limits, options or AgentOptions(), knowledge)
 
 
 def measure(of: Agent, placement: tuple[int, ...], m: int, truth=CIFAR) -> None:
     of.observe("t4", Shape(sum(placement), len(placement)), m, truth.passes("t4", placement, m))
 
 
+def agent_with(m: int) -> Agent:
+    """One that has measured that batch size on one GPU."""
+    of = agent()
+    measure(of, (1,), m)
+    return of
+
+
 @pytest.fixture
 def fits(monkeypatch) -> list[int]:
     """One entry a fit."""
     made: list[int] = []
-    real = agents.fit
+    real = knowledges.fit
 
     def counted(seen, **kwargs):
         made.append(1)
         return real(seen, **kwargs)
 
-    monkeypatch.setattr(agents, "fit", counted)
+    monkeypatch.setattr(knowledges, "fit", counted)
     return made
 
 
@@ -162,6 +175,67 @@ class TestFits:
         assert report.realloc_delay_s == 30.0
         assert report.throughput["t4"].max_gpus_observed == 2
         assert report.throughput.keys() == {"t4"}
+
+
+class TestSharing:
+    """Agents of one application begin with the same knowledge: nothing."""
+
+    CONFIGURATIONS = (((1,), 128), ((2,), 128), ((3, 1), 64), ((1,), 256))
+
+    def test_who_measures_the_same_knows_the_same_and_is_not_fitted_again(self, fits):
+        nothing = Knowledge()
+        one, other, alone = agent(knowledge=nothing), agent(knowledge=nothing), agent()
+        for of in (one, other):
+            for placement, m in self.CONFIGURATIONS:
+                measure(of, placement, m)
+        assert len(fits) == len(self.CONFIGURATIONS)
+        assert one.profile is other.profile
+        for placement, m in self.CONFIGURATIONS:
+            measure(alone, placement, m)
+        progress = Progress(1.0)
+        assert alone.profile == one.profile
+        assert alone.model(NOISY, progress, 30.0) == one.model(NOISY, progress, 30.0)
+
+    def test_who_knows_the_same_chooses_the_same_without_another_search(self, monkeypatch):
+        nothing = Knowledge()
+        one, other, alone = agent(knowledge=nothing), agent(knowledge=nothing), agent()
+        for of in (one, other, alone):
+            for placement, m in self.CONFIGURATIONS:
+                measure(of, placement, m)
+        shapes = [Shape(1), Shape(2), Shape(4, 2), Shape(6, 2)]
+        chosen = [one.tune("t4", shape, NOISY) for shape in shapes]
+        assert [alone.tune("t4", shape, NOISY) for shape in shapes] == chosen
+        monkeypatch.setattr(Agent, "_search", None)
+        assert [other.tune("t4", shape, NOISY) for shape in shapes] == chosen
+
+    def test_of_too_many_choices_all_are_forgotten(self, monkeypatch):
+        monkeypatch.setattr(agents, "MOST_CHOSEN", 2)
+        of = agent()
+        measure(of, (1,), 128)
+        shapes = [Shape(1), Shape(2), Shape(3), Shape(1)]
+        assert [of.tune("t4", shape, NOISY) for shape in shapes] == [
+            agent_with(128).tune("t4", s, NOISY) for s in shapes
+        ]
+        assert len(of._knowledge.chosen) == 2
+
+    def test_nobody_learns_from_another_one(self):
+        nothing = Knowledge()
+        one, other = agent(knowledge=nothing), agent(knowledge=nothing)
+        measure(one, (1,), 128)
+        assert not other.profile
+        assert other.tune("t4", Shape(1), NOISY) == (128, 0)
+        measure(other, (1,), 256)
+        assert one.profile.of_type("t4").keys() == {ObservationKey(Shape(1), 128)}
+        assert other.profile.of_type("t4").keys() == {ObservationKey(Shape(1), 256)}
+
+    def test_another_placement_of_the_same_shape_is_another_measurement(self, fits):
+        nothing = Knowledge()
+        one, other = agent(knowledge=nothing), agent(knowledge=nothing)
+        grad_time_s, iteration_time_s = passes = CIFAR.passes("t4", (2, 2), 64)
+        one.observe("t4", Shape(4, 2), 64, passes)
+        other.observe("t4", Shape(4, 2), 64, PassTime(grad_time_s, 1.1 * iteration_time_s))
+        assert len(fits) == 2
+        assert one.profile != other.profile
 
 
 class TestInTheWorld:

@@ -13,7 +13,8 @@ from pollux.simulator.scenario import Scenario, simulate
 
 pytestmark = pytest.mark.data
 
-SAMPLE = "workload-3"
+SAMPLE = "workload-7"
+"""The only one of four on which the published Pollux itself is that far below both baselines."""
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,16 @@ import sys
 from pollux.simulator.qhull import load_qhull
 qhull = load_qhull()
 assert "scipy.spatial" not in sys.modules
+assert "scipy.linalg" not in sys.modules
 points = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]]
 mesh = qhull.Delaunay(points)
 assert load_qhull() is qhull
 """
 THEN_ALL = """
 import scipy.spatial
+import scipy.linalg
 assert scipy.spatial.Delaunay is qhull.Delaunay
+assert scipy.linalg.inv([[2.0]]) == 0.5
 assert (scipy.spatial.Delaunay(points).simplices == mesh.simplices).all()
 """
 AFTER_ALL = """

@@ -99,6 +99,13 @@ class TestObserving:
         made.observe(10.5)
         assert len(made.training.agent.profile.of_type("t4")) == 1
 
+    def test_each_batch_size_is_measured_once(self):
+        made = run({"a": 2}, fixed_batch=False)
+        for m, seen in ((8, 1), (8, 1), (4, 2), (8, 2)):
+            made.m = m
+            made.observe(20.0)
+            assert len(made.training.agent.profile.of_type("t4")) == seen
+
     def test_tuning_uses_what_was_measured(self):
         truth = truths_built_in(["ncf"])["ncf"]
         made = run({"a": 1}, truth, fixed_batch=False, requested_batch_size=None)
@@ -107,3 +114,23 @@ class TestObserving:
         made.tune()
         assert made.training.batch_size > truth.limits.initial_batch_size
         assert made.passes == truth.passes("t4", (1,), made.m)
+
+
+class TestDeclaredLength:
+    def told(self, name="job", progress=10.0, **options):
+        training = Training(steady_job(name, 1)[1], SteadyTruth(), AgentOptions(**options))
+        training.progress = progress
+        return training.summary()
+
+    def test_is_right_unless_it_is_to_be_wrong(self):
+        assert self.told().total == self.told(progress=20.0).total > 20.0
+
+    def test_is_wrong_about_what_is_left_by_no_more_than_that_factor(self):
+        right = self.told().remaining
+        wrong = [self.told(f"job-{index}", length_error=3.0).remaining / right for index in range(40)]
+        assert 1 / 3 <= min(wrong) < 0.6
+        assert 1.6 < max(wrong) <= 3.0
+        assert wrong == [self.told(f"job-{index}", length_error=3.0).remaining / right for index in range(40)]
+
+    def test_may_be_missing(self):
+        assert self.told(declares_length=False) == Progress(10.0)

@@ -136,14 +136,15 @@ class TestPresets:
     def test_a_preset_may_say_more_under_a_policy(self):
         found = options_of(["pollux", "optimus"], {"policy.p": 1.0}, "artifact")
         assert found["pollux"].policy["solver"] == "genetic"
+        assert found["pollux"].policy["churn_factor"] == 1.0
         assert found["pollux"].policy["p"] == 1.0
         assert found["pollux"].world.rank_order is RankOrder.BY_NODE
         assert found["optimus"].policy == {}
         assert found["optimus"].world.rank_order is RankOrder.LARGEST_FIRST
 
     def test_settings_go_before_the_preset(self):
-        found = options_of(["pollux"], {"policy.solver": "packed", "world.rank_order": "largest-first"}, "artifact")
-        assert found["pollux"].policy["solver"] == "packed"
+        found = options_of(["pollux"], {"policy.solver": "priced", "world.rank_order": "largest-first"}, "artifact")
+        assert found["pollux"].policy["solver"] == "priced"
         assert found["pollux"].world.rank_order is RankOrder.LARGEST_FIRST
 
     def test_agents_of_the_artifact_report_with_the_rounds(self):

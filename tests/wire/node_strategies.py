@@ -96,8 +96,8 @@ NODE_MESSAGES = {
     Leave: leaves,
     ReplicaStatus: statuses,
     Launch: launches,
-    RunJob: st.builds(RunJob, names, generations, launches, held_allocations, addresses),
-    ResizeRun: st.builds(ResizeRun, names, generations, held_allocations, addresses),
+    RunJob: st.builds(RunJob, names, generations, launches, held_allocations, addresses, texts),
+    ResizeRun: st.builds(ResizeRun, names, generations, held_allocations, addresses, texts),
     StopRun: st.builds(StopRun, names, generations, st.sampled_from(StopReason)),
     ListRuns: st.just(ListRuns()),
     RunStatus: runs,
@@ -107,8 +107,10 @@ NODE_MESSAGES = {
         NodeDescription, names, sizes, texts, counts, names, st.lists(names, max_size=2).map(tuple)
     ),
     Seat: seats,
-    Spawn: st.builds(Spawn, names, generations, launches, st.lists(seats, max_size=2).map(tuple), names),
-    Tell: st.builds(Tell, names, names, instructions),
+    Spawn: st.builds(
+        Spawn, names, generations, launches, st.lists(seats, max_size=2).map(tuple), names, st.none() | texts
+    ),
+    Tell: st.builds(Tell, names, names, instructions, st.none() | texts),
     Kill: st.builds(Kill, names, names, st.sampled_from([9, 15])),
     HostStore: st.builds(HostStore, names),
     StoreAt: st.builds(StoreAt, names),

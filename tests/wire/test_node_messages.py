@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.node_strategies import NODE_MESSAGES
 
-from pollux.core import JobId
+from pollux.core import Allocation, JobId, decode, encode
 from pollux.errors import InvalidSpec
 from pollux.wire.messages import pack, unpack
-from pollux.wire.nodes import Launch
+from pollux.wire.nodes import Launch, ResizeRun, RunJob, Spawn, Tell
 from pollux.wire.replicas import Join
 
 
@@ -34,3 +34,22 @@ def test_only_a_plain_command_holds_several_slots():
     assert Launch(JobId("j"), "make", is_plain=True, gpus=4).gpus == 4
     with pytest.raises(InvalidSpec, match="gpus = 4: a replica of an elastic job holds one"):
         Launch(JobId("j"), "/train.py", gpus=4)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        RunJob(JobId("j"), 1, Launch(JobId("j"), "/train.py"), Allocation.of({"a": 1})),
+        ResizeRun(JobId("j"), 2, Allocation.of({"a": 1})),
+        Spawn(JobId("j"), 1, Launch(JobId("j"), "/train.py"), (), "host:1"),
+        Tell(JobId("j"), "1-0", Join(JobId("j"), 1, 0, 0, 1, 1, "host:1")),
+    ],
+)
+def test_those_of_a_service_that_tells_no_experience_are_understood(message):
+    plain = encode(message)
+    plain.pop("experience", None)
+    assert decode(plain, type(message)) == message
+
+
+def test_experience_is_not_for_logs():
+    assert "secret" not in repr(ResizeRun(JobId("j"), 2, Allocation.of({"a": 1}), experience="secret"))

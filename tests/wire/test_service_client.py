@@ -357,7 +357,7 @@ def test_the_service_is_asked_to_end():
 
 def test_there_is_a_method_for_every_route():
     methods = {name for name in vars(ServiceClient) if not name.startswith("_")}
-    renamed = {"submit_job": "submit", "list_jobs": "jobs", "list_logs": "logs"}
+    renamed = {"submit_job": "submit", "list_jobs": "jobs", "list_logs": "logs", "list_kinds": "kinds"}
     wanted = {renamed.get(route.name, route.name.removesuffix("_job").removesuffix("_node")) for route in ROUTES}
     assert methods - wanted == {"close"}
     assert wanted <= methods

@@ -10,6 +10,7 @@ POLLUX_STORE                             host:port of the store where the replic
 POLLUX_NEWCOMER                          1: others train already, and this one joins them when it is told to
 POLLUX_HEARTBEAT_S                       seconds from one sign of life to the next
 POLLUX_GPU_TYPE                          what the scheduler calls the GPUs of this node
+POLLUX_EXPERIENCE                        the file that says what other jobs of its kind have measured, if there is one
 POLLUX_GROUP_TIMEOUT_S                   seconds after which a replica that waits for another takes it for lost
 
 On an emulated cluster (see emulation.py):
@@ -118,6 +119,7 @@ class Environment:
     heartbeat_s: float = 1.0
     group_timeout_s: float = 1800.0
     gpu_type: str | None = None
+    experience: Path | None = None
     batch: BatchVariables = field(default_factory=BatchVariables)
     emulated: EmulatedCluster | None = None
 
@@ -136,6 +138,7 @@ class Environment:
             raise InvalidSpec("RANK", rank, f"not below WORLD_SIZE = {size}", "Start the script with torchrun")
         on_this_node = _whole(given, "LOCAL_WORLD_SIZE", size, 1)
         folder, token_file = given.get("POLLUX_CHECKPOINT_DIR"), given.get("POLLUX_TOKEN_FILE")
+        experience = given.get("POLLUX_EXPERIENCE")
         return cls(
             rank=rank,
             size=size,
@@ -153,6 +156,7 @@ class Environment:
             heartbeat_s=_seconds(given, "POLLUX_HEARTBEAT_S", 1.0),
             group_timeout_s=_seconds(given, "POLLUX_GROUP_TIMEOUT_S", 1800.0),
             gpu_type=given.get("POLLUX_GPU_TYPE") or None,
+            experience=Path(experience) if experience else None,
             batch=BatchVariables.read(given),
             emulated=EmulatedCluster.read(given),
         )

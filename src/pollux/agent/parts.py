@@ -14,6 +14,8 @@ from pollux.agent.batching import BatchConfig, fitted_to, initial_config
 from pollux.agent.dealing import Dealer
 from pollux.agent.emulation import EmulatedAdapter, Emulation
 from pollux.agent.environment import Environment
+from pollux.agent.experience import Experience
+from pollux.agent.fingerprint import fingerprint, main_script
 from pollux.agent.loader import ENDLESS, TrainingLoader, source_of
 from pollux.agent.looping import TrainingLoop
 from pollux.agent.membership import Membership
@@ -95,7 +97,7 @@ class Parts:
             param_groups=given.optimizer.param_groups,
             rule=rule,
             iterations_per_epoch=iterations or 1,
-            make_tuner=lambda: Tuner(tuning),
+            make_tuner=lambda: Tuner(tuning, experience=Experience(environment.experience)),
         )
         scaler = StepScaler(given.scaler) if given.scaler is not None else None
         stepper = Stepper(
@@ -118,7 +120,17 @@ class Parts:
         folder = Path(options.checkpoint_dir) if options.checkpoint_dir else environment.checkpoint_dir
         saver = Saver(folder, options.keep_checkpoints, options.checkpoint_every_s, replicas)
         tensorboard = Path(options.tensorboard) if options.tensorboard else None
-        teller = Teller(environment, replicas, adapter, dealer, folder, tensorboard, options.seed, membership.post)
+        teller = Teller(
+            environment,
+            replicas,
+            adapter,
+            dealer,
+            folder,
+            tensorboard,
+            options.seed,
+            membership.post,
+            fingerprint=fingerprint(given.model, given.optimizer, main_script()),
+        )
         adapter.save_is_due = lambda: saver.is_due
         adapter.on_batch, adapter.on_verdict, adapter.on_tuned = teller.batch_changed, teller.verdict, teller.report
         loop.on_memory = teller.out_of_memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pollux.agent.adapting import Adapter
@@ -53,14 +54,16 @@ class Teller:
         seed: int | None,
         post: Callable[[AgentReport], None] | None = None,
         clock: Callable[[], float] = time.time,
+        fingerprint: str | None = None,
     ) -> None:
-        """`post`: how reports go out if the environment names no address for them."""
+        """`post`: how reports go out if the environment names no address for them. `fingerprint`: of its kind."""
         self._environment = environment
         self._replicas = replicas
         self._adapter = adapter
         self._dealer = dealer
         self._seed = seed
         self._clock = clock
+        self._fingerprint = fingerprint
         self._checkpoint: Path | None = None
         self._post = post
         self._folder = folder
@@ -161,7 +164,7 @@ class Teller:
             sent_at_s=self._clock(),
             state=self.state(),
             profile=adapter.profile(),
-            model=tuned.model if tuned is not None else None,
+            model=replace(tuned.model, fingerprint=self._fingerprint) if tuned is not None else None,
             loss=finite(adapter.told_loss),
             throughput=tuned.throughput if tuned is not None else None,
             efficiency=tuned.efficiency if tuned is not None else None,

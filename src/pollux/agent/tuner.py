@@ -1,7 +1,8 @@
 """Which batch size a job should train with: fit its throughput, then take the (m, s) of highest goodput.
 
 `tune` is pure; `Tuner` runs it in a thread of its own, since a fit takes 1 to 18 ms and a step of training must not
-wait for it. The simulated twin is `simulator/agent.py`.
+wait for it. A job that was told what others of its kind have measured goes by that, corrected by its own measurements;
+what it reports is its own fit alone. The simulated twin is `simulator/agent.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pollux.agent.batching import BatchConfig, fitted_to, initial_config, narrowed
+from pollux.agent.experience import Experience
 from pollux.core import BatchLimits, FrozenMap, GradientStats, JobModel, Profile, Progress, Shape, checks
 from pollux.errors import InvalidInput, InvalidModel, InvalidProfile, InvalidSpec
 from pollux.goodput import (
@@ -31,6 +33,7 @@ from pollux.goodput import (
     iteration_time,
 )
 from pollux.goodput.compiled import interpreted
+from pollux.goodput.pooled import Corrected, of_job
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +121,13 @@ class Tuned:
     """What kept the job from being fitted or tuned, if anything."""
 
 
-def tune(measured: Measured, warm: Mapping[str, Fit] = NO_FITS, options: TunerOptions = DEFAULT_TUNER) -> Tuned:
-    """Fit the job again and choose its batch size.
+def tune(
+    measured: Measured,
+    warm: Mapping[str, Fit] = NO_FITS,
+    options: TunerOptions = DEFAULT_TUNER,
+    told: Corrected | None = None,
+) -> Tuned:
+    """Fit the job again and choose its batch size. `told`: what is known of its kind on the GPUs at hand.
 
     The choice keeps M0 ≤ M ≤ M_max and the per-GPU bounds, what the guard allows, and a per-GPU batch size of at most
     `growth` times the largest proven one. The job stays as it is unless the prediction is `hysteresis` times better,
@@ -130,7 +138,7 @@ def tune(measured: Measured, warm: Mapping[str, Fit] = NO_FITS, options: TunerOp
     decision = _Decision(None, "the batch size is fixed")
     outlook = None
     try:
-        outlook = _Outlook.of(measured, fits, options)
+        outlook = _Outlook.of(measured, fits, options, told)
         if options.adapt:
             decision = _decide(measured, outlook, options)
     except InvalidInput as error:
@@ -162,19 +170,25 @@ class _Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """What the fit predicts for the GPUs at hand; batches that do not divide evenly are as slow as the larger parts."""
+    """What is predicted for the GPUs at hand; batches that do not divide evenly are as slow as the larger parts."""
 
     measured: Measured
     job: GoodputModel
 
     @classmethod
-    def of(cls, measured: Measured, fits: Fits, options: TunerOptions) -> _Outlook | None:
-        """None if this GPU type was not fitted yet."""
-        fitted = fits.get(measured.gpu_type)
-        if fitted is None:
-            return None
+    def of(cls, measured: Measured, fits: Fits, options: TunerOptions, told: Corrected | None) -> _Outlook | None:
+        """By its kind, unless it is not like the others; else by its own fit. None if this GPU type has none yet."""
+        model: ThroughputModel | None = None
+        theta: tuple[float, ...] = (1.0,)
+        if told is not None and options.throughput_model is PAPER:
+            model = of_job(told, measured.profile.of_type(measured.gpu_type))
+        if model is None:
+            fitted = fits.get(measured.gpu_type)
+            if fitted is None:
+                return None
+            model, theta = fitted.model, fitted.theta
         gradient = measured.gradient or UNKNOWN_GRADIENT
-        return cls(measured, GoodputModel(fitted.model, fitted.theta, gradient, measured.allowed(options.growth)))
+        return cls(measured, GoodputModel(model, theta, gradient, measured.allowed(options.growth)))
 
     def throughput(self, config: BatchConfig) -> float:
         model, shape = self.job.model, self.measured.shape
@@ -259,9 +273,11 @@ class Tuner:
         self,
         options: TunerOptions = DEFAULT_TUNER,
         on_tuned: Callable[[Tuned], None] | None = None,
-        work: Callable[[Measured, Mapping[str, Fit], TunerOptions], Tuned] = tune,
+        work: Callable[[Measured, Mapping[str, Fit], TunerOptions, Corrected | None], Tuned] = tune,
+        experience: Experience | None = None,
     ) -> None:
         self._options = options
+        self._experience = experience or Experience(None)
         self._on_tuned = on_tuned
         self._work = work
         self._fits: Fits = NO_FITS
@@ -303,7 +319,8 @@ class Tuner:
                 try:
                     self._answer(measured)
                 except Exception as error:  # whatever it is, training goes on without the answer
-                    self._fits = NO_FITS  # they may have been the cause
+                    self._fits = NO_FITS  # they may have been the cause, or what others have measured
+                    self._experience.forget()
                     if type(error) not in self._failures:
                         self._failures.add(type(error))
                         log.exception("The batch size was not tuned. Failures of this kind are not logged again")
@@ -311,7 +328,8 @@ class Tuner:
                     self._is_busy = False
 
     def _answer(self, measured: Measured) -> None:
-        tuned = self._work(measured, self._fits, self._options)
+        told = self._experience.on(measured.gpu_type)
+        tuned = self._work(measured, self._fits, self._options, told)
         self._fits = tuned.fits
         if tuned.problem and tuned.problem != self._problem:
             log.info("The job could not be fitted as it should: %s", tuned.problem)

@@ -9,17 +9,20 @@ import json
 import math
 import re
 from functools import lru_cache
-from importlib import resources
+from typing import TYPE_CHECKING
 
 from pollux.applications.application import Application
 from pollux.core import codec
 from pollux.errors import InvalidSpec, UnknownName
 
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
 
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
     """Names of the built-in applications, sorted."""
-    files = resources.files("pollux.applications").iterdir()
+    files = _folder().iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
 
 
@@ -31,8 +34,13 @@ def load(name: str) -> Application:
         raise UnknownName("application", name, names())
     if is_given:
         return load(name).of_length(_share(name, length))
-    text = resources.files("pollux.applications").joinpath(f"{name}.json").read_text(encoding="utf-8")
-    return from_text(text)
+    return from_text(_folder().joinpath(f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _folder() -> Traversable:
+    from importlib import resources  # slow, and runs on measured traces need none of it
+
+    return resources.files("pollux.applications")
 
 
 def _share(name: str, length: str) -> float:

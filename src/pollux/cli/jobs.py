@@ -118,6 +118,8 @@ def _facts(detail: JobDetail, nodes: Sequence[NodeView], now_s: float) -> Iterab
         yield "loss", words.figure(job.loss, 4)
     if detail.fit_error is not None:
         yield "model", f"throughput is off by {words.share(detail.fit_error)} on average"
+    if detail.kind is not None:
+        yield "kind", f"{detail.kind} (in pollux registry list)"
     yield "re-allocations", f"{job.reallocations}{_delay(detail)}; generation {job.generation}"
     yield "failures", f"{job.failures}; {job.retries} are answered by another try"
     yield "submitted", f"{words.clock(job.submitted_at_s)}, {words.duration(now_s - job.submitted_at_s)} ago"

@@ -1,4 +1,4 @@
-"""The `pollux` command: its groups, its global options, and what a failure looks like.
+"""The `pollux` command: its global options, and what a failure looks like.
 
 Exit codes: 0 done · 1 failed · 2 wrong input (as for a wrong option) · 70 a bug in Pollux · 130 Ctrl-C; `run` and
 `wait` end as the job did (see `jobs.exit_code`).
@@ -8,34 +8,14 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from pollux import __version__
-from pollux.cli import (
-    backup,
-    doctor,
-    down,
-    follow,
-    jobs,
-    launch,
-    node,
-    nodes,
-    output,
-    profile,
-    simulate,
-    study,
-    submit,
-    top,
-    up,
-    validate,
-    workload,
-)
-from pollux.cli.demo.command import demo
-from pollux.cli.fidelity.command import fidelity
+from pollux.cli import output
+from pollux.cli.commands import COMMANDS, Commands
 from pollux.errors import InvalidInput, PolluxError, Refusal, Temporary
 
 FAILED = 1
@@ -75,6 +55,14 @@ class PolluxGroup(TyperGroup):
             if isinstance(failure, BrokenPipeError):
                 raise  # `pollux … | head`: typer ends quietly
             raise typer.Exit(_report(failure, ctx.params["debug"])) from None
+
+
+class PolluxRoot(PolluxGroup):
+    """That of the `pollux` command, with all of its commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands(COMMANDS)
 
 
 def _report(failure: Exception, debug: bool) -> int:
@@ -120,7 +108,7 @@ def _show_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=PolluxGroup,
+    cls=PolluxRoot,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -135,39 +123,6 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", envvar="POLLUX_DEBUG", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Co-adaptive cluster scheduling for deep learning: GPUs, batch sizes and learning rates tuned for goodput."""
-
-
-CLUSTER, JOBS, SIMULATOR, ALONE = "The cluster", "Jobs", "Simulator and models", "This machine, without a cluster"
-NO_MIXING = {"allow_interspersed_args": False}
-"""What follows the first argument belongs to the user's own command."""
-
-_command: Callable[..., None]
-for _command in (
-    demo,
-    up.up,
-    down.down,
-    nodes.nodes,
-    nodes.drain,
-    nodes.undrain,
-    top.top,
-    follow.events,
-    backup.backup,
-):
-    app.command(rich_help_panel=CLUSTER)(_command)
-app.command(rich_help_panel=JOBS, context_settings=NO_MIXING)(submit.run)
-app.command(rich_help_panel=JOBS, cls=submit.SubmitCommand)(submit.submit)
-for _command in (
-    *(validate.validate, jobs.ps, jobs.describe, follow.logs, jobs.wait),
-    *(jobs.pause, jobs.resume, jobs.cancel, jobs.scale),
-):
-    app.command(rich_help_panel=JOBS)(_command)
-for _command in (simulate.simulate, simulate.compare, fidelity, study.sweep, study.reproduce, workload.policies):
-    app.command(rich_help_panel=SIMULATOR)(_command)
-app.add_typer(workload.app, name="workload", rich_help_panel=SIMULATOR)
-app.add_typer(profile.app, name="profile", rich_help_panel=SIMULATOR)
-app.command(rich_help_panel=ALONE, context_settings=NO_MIXING)(launch.launch)
-for _command in (launch.resize, node.node, doctor.doctor):
-    app.command(rich_help_panel=ALONE)(_command)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,11 @@ def use_one_thread() -> None:
     """Before NumPy is imported: a run does no algebra worth a second thread, and idle BLAS threads burn CPU waiting."""
     for library in ("OPENBLAS", "MKL", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+
+def collect_seldom() -> None:
+    """A run leaves next to nothing that Python's garbage collector would find; looking for it costs 2 % of the time."""
+    gc.set_threshold(100_000, 50, 100)
 
 
 def flags_of(

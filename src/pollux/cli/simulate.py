@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli import output, report, run_options
+from pollux.core import FrozenMap, KindProfile
 from pollux.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -40,9 +41,17 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", allow_dash=True, help="Write every event of the scheduler, one JSON line each."),
     ] = None,
+    registry_file: Annotated[
+        Path | None,
+        typer.Option("--registry", metavar="FILE", help="Begin with what is known by `pollux registry export`."),
+    ] = None,
+    save_registry: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is known of each kind of job at the end.")
+    ] = None,
 ) -> None:
     """Run a workload under one policy in a virtual cluster, with the scheduler that is also deployed."""
     run_options.use_one_thread()
+    run_options.collect_seldom()
     from pollux.simulator.scenario import Scenario
     from pollux.simulator.scenario import simulate as run
 
@@ -51,7 +60,9 @@ def simulate(
     flags = run_options.flags_of(interval, realloc_delay, interference, seed)
     options = run_options.options_of([policy], flags, compat, settings)[policy]
     nodes_of_run = run_options.cluster_of(workload, nodes, gpus_per_node, cluster)
-    scenario = Scenario(workload, policy, nodes_of_run, traces, options, bool(fairness))
+    known = FrozenMap[str, KindProfile]() if registry_file is None else _kinds_in(registry_file)
+    scenario = Scenario(workload, policy, nodes_of_run, traces, options, bool(fairness), kinds=known)
+    output.check_writable(save_registry, "--save-registry")
     output.check_writable(json_file, "--json")
     output.check_writable(events, "--events")
     report.check(report_folder)
@@ -63,7 +74,13 @@ def simulate(
         output.write_json(outcome.document(), json_file)
     if output.STDOUT not in (json_file, events):
         _print_outcome(outcome)
-    for what, path in (("The figures of every job and round are", json_file), ("The events are", events)):
+    if save_registry is not None:
+        _write_kinds(outcome.kinds, save_registry)
+    for what, path in (
+        ("The figures of every job and round are", json_file),
+        ("The events are", events),
+        ("The registry is", save_registry),
+    ):
         if path not in (None, output.STDOUT):
             output.note(f"{what} in {path}")
     report.write([outcome], report_folder, f"{outcome.workload} under {policy}")
@@ -89,6 +106,7 @@ def compare(
 ) -> None:
     """Run workloads under several policies, in parallel, and set the results side by side."""
     run_options.use_one_thread()
+    run_options.collect_seldom()
     from pollux.simulator.comparison import run_all
     from pollux.simulator.scenario import Scenario
 
@@ -146,6 +164,18 @@ def _event_log(path: Path | None) -> Iterator[EventLog | None]:
             output.note(f"The events up to here are in {partial}")
             raise
         partial.replace(path)
+
+
+def _kinds_in(path: Path) -> FrozenMap[str, KindProfile]:
+    from pollux.cli import registry  # and all that talks to a cluster, which a simulation need not wait for
+
+    return registry.read(path, "--registry").kinds
+
+
+def _write_kinds(kinds: FrozenMap[str, KindProfile], path: Path) -> None:
+    from pollux.cli import registry
+
+    registry.write(kinds, path, "--save-registry")
 
 
 def _print_outcome(outcome: Outcome) -> None:

@@ -19,6 +19,7 @@ from pollux.core.events import (
     JobResumed,
     JobStopped,
     JobSubmitted,
+    KindsImported,
     NodeDrained,
     NodeJoined,
     NodeLost,
@@ -29,7 +30,8 @@ from pollux.core.events import (
 )
 from pollux.core.frozenmap import FrozenMap
 from pollux.core.ids import DEFAULT_GPU_TYPE, JobId, NodeId
-from pollux.core.job import Job, JobSpec
+from pollux.core.job import Basis, Job, JobSpec
+from pollux.core.kinds import GradientSums, KindProfile, ProfileRegistry, Tally, kind_of
 from pollux.core.message import OfGeneration
 from pollux.core.model import BatchLimits, BatchWishes, GradientStats, JobModel, Progress, ThroughputFit
 from pollux.core.phase import TRANSITIONS, Phase, Trigger, next_phase
@@ -42,6 +44,7 @@ __all__ = [
     "TRANSITIONS",
     "Action",
     "Allocation",
+    "Basis",
     "BatchLimits",
     "BatchWishes",
     "Cluster",
@@ -49,6 +52,7 @@ __all__ = [
     "FrozenMap",
     "GenerationAbandoned",
     "GradientStats",
+    "GradientSums",
     "Job",
     "JobCancelled",
     "JobFailed",
@@ -62,6 +66,8 @@ __all__ = [
     "JobSpec",
     "JobStopped",
     "JobSubmitted",
+    "KindProfile",
+    "KindsImported",
     "MakePlan",
     "Node",
     "NodeDrained",
@@ -76,6 +82,7 @@ __all__ = [
     "Plan",
     "PlanMade",
     "Profile",
+    "ProfileRegistry",
     "Progress",
     "ReplicaLost",
     "ReplicasReady",
@@ -86,12 +93,14 @@ __all__ = [
     "StartJob",
     "StopJob",
     "StopReason",
+    "Tally",
     "ThroughputFit",
     "Trigger",
     "decode",
     "dumps",
     "encode",
     "from_json",
+    "kind_of",
     "loads",
     "next_phase",
     "register",

@@ -30,10 +30,14 @@ def finite(
     error: Error, field: str, value: object, minimum: float | None, above: bool = False, optional: bool = False
 ) -> None:
     """A finite number: of at least `minimum`, strictly greater with `above`, any at all if `minimum` is None."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if isfinite(value) and (minimum is None or value > minimum or (value == minimum and not above)):
-            return
-    elif value is None and optional:
+    # Asked at every report of every job: the usual answers come first.
+    if value is None and optional:
+        return
+    if (
+        (type(value) is float or (isinstance(value, int | float) and not isinstance(value, bool)))
+        and isfinite(value)
+        and (minimum is None or value > minimum or (value == minimum and not above))
+    ):
         return
     bound = "" if minimum is None else f" {'greater than' if above else 'of at least'} {minimum:g}"
     fix = f"Give a finite number{bound}{_or_none(optional)}"

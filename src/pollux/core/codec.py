@@ -20,6 +20,7 @@ from pollux.core.cluster import Cluster, Node
 from pollux.core.events import Event
 from pollux.core.hints import Mismatch, compile_hint, known
 from pollux.core.job import Job, JobSpec
+from pollux.core.kinds import ProfileRegistry
 from pollux.core.model import JobModel
 from pollux.core.plan import Plan, Snapshot
 from pollux.core.profile import Profile
@@ -43,7 +44,7 @@ def register(kind: type[T]) -> type[T]:
 
 for _kind in (*typing.get_args(Event), *typing.get_args(Action)):
     register(_kind)
-for _kind in (Allocation, Cluster, Job, JobModel, JobSpec, Node, Plan, Profile, Shape, Snapshot):
+for _kind in (Allocation, Cluster, Job, JobModel, JobSpec, Node, Plan, Profile, ProfileRegistry, Shape, Snapshot):
     register(_kind)
 
 
@@ -95,7 +96,15 @@ def loads(text: str | bytes, expected: type[T]) -> T: ...
 def loads(text: str | bytes, expected: UnionType | None = None) -> Any: ...
 def loads(text: str | bytes, expected: Any = None) -> Any:
     """The opposite of `dumps`. With `expected` (a class, or a union such as `Event`) other types are refused."""
-    document = _parse(text)
+    return unwrap(_parse(text), expected)
+
+
+@overload
+def unwrap(document: Any, expected: type[T]) -> T: ...
+@overload
+def unwrap(document: Any, expected: UnionType | None = None) -> Any: ...
+def unwrap(document: Any, expected: Any = None) -> Any:
+    """What `loads` does, once the text has been read as JSON."""
     if not isinstance(document, dict) or "schema" not in document:
         raise _invalid(Mismatch(document, "is not one of our documents", 'Expected {"schema", "type", "body"}'))
     if document["schema"] != SCHEMA_VERSION or isinstance(document["schema"], bool):

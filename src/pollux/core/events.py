@@ -14,6 +14,7 @@ from pollux.core.cluster import Node
 from pollux.core.frozenmap import FrozenMap
 from pollux.core.ids import JobId, NodeId
 from pollux.core.job import JobSpec
+from pollux.core.kinds import KindProfile, check_kinds
 from pollux.core.message import Caused, OfGeneration
 from pollux.core.model import JobModel
 from pollux.core.plan import Plan
@@ -183,6 +184,19 @@ class JobFailed(OfGeneration):
     exit_code: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KindsImported(Caused):
+    """Somebody brought what another cluster, or this one before, has learnt of kinds of jobs."""
+
+    kinds: FrozenMap[str, KindProfile]
+    replaces: bool = False
+    """In place of all that the registry holds; False: added to it."""
+
+    def __post_init__(self) -> None:
+        check_kinds("kinds", self.kinds)
+        checks.flag(InvalidSpec, "replaces", self.replaces)
+
+
 Event = (
     JobSubmitted
     | JobCancelled
@@ -201,4 +215,5 @@ Event = (
     | JobStopped
     | JobFinished
     | JobFailed
+    | KindsImported
 )

@@ -6,7 +6,9 @@ hashable and comparable with one another (text, `Shape`, `ObservationKey`); valu
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from bisect import bisect, insort
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from itertools import compress
 from typing import Generic, NoReturn, TypeVar, overload
 
 K = TypeVar("K")
@@ -66,7 +68,7 @@ class FrozenMap(Mapping[K, V_co], Generic[K, V_co]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, FrozenMap):
-            return self._content == other._content
+            return self is other or self._content == other._content
         return self._content == dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def __hash__(self) -> int:
@@ -88,13 +90,47 @@ class FrozenMap(Mapping[K, V_co], Generic[K, V_co]):
         raise AttributeError(f"a FrozenMap cannot change ({name!r}): build another one with `with_item` or `without`")
 
     def with_item(self, key: K, value: W) -> FrozenMap[K, V_co | W]:
-        """The same map with `key` set to `value`."""
+        """The same map with `key` set to `value`. Sorts nothing: a new key is put where it belongs."""
         content: dict[K, V_co | W] = dict(self._content)
+        if key not in content:
+            items = list(content.items())
+            items.insert(bisect(list(content), key), (key, value))  # type: ignore[call-overload]
+            return _in_order(dict(items))
         content[key] = value
-        return FrozenMap(content)
+        return _in_order(content)
+
+    def with_values(self, values: Iterable[W], is_kept: Iterable[bool]) -> FrozenMap[K, W]:
+        """Other values for the keys, in their order; only the keys that are to be kept. Sorts nothing."""
+        return _in_order(dict(compress(zip(self._content, values, strict=True), is_kept)))
+
+    def merged(self, other: FrozenMap[K, W], merge: Callable[[V_co, W], V_co | W]) -> FrozenMap[K, V_co | W]:
+        """All that is in either; `merge(mine, theirs)` under a key that is in both. Cheap if few keys are new."""
+        content: dict[K, V_co | W] = dict(self._content)
+        new: list[K] = []
+        for key, value in other._content.items():
+            if key in content:
+                content[key] = merge(self._content[key], value)
+            else:
+                content[key] = value
+                new.append(key)
+        if new:
+            if 8 * len(new) > len(content):
+                return FrozenMap(content)
+            ordered = list(self._content)
+            for key in new:
+                insort(ordered, key)  # type: ignore[call-overload]
+            content = {key: content[key] for key in ordered}
+        return _in_order(content)
 
     def without(self, key: K) -> FrozenMap[K, V_co]:
         """The same map less `key`; the map itself if it has no such key."""
         if key not in self._content:
             return self
-        return FrozenMap({other: value for other, value in self._content.items() if other != key})
+        return _in_order({other: value for other, value in self._content.items() if other != key})
+
+
+def _in_order(content: dict[K, V_co]) -> FrozenMap[K, V_co]:
+    """The map of a dict whose keys ascend, and which nobody else holds."""
+    made: FrozenMap[K, V_co] = FrozenMap()
+    object.__setattr__(made, "_content", content)
+    return made

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 from pollux.core.frozenmap import FrozenMap
 from pollux.errors import InvalidInput
 
+BRIEF: typing.Final = types.MappingProxyType({"brief": True})
+"""Metadata of a field that came later: it is written only if it is not its default, so that older texts stay equal."""
+
 
 class Codec(NamedTuple):
     encode: Callable[[Any], Any]
@@ -211,15 +214,24 @@ def _tagged(members: list[Any]) -> Codec:
 
 
 def _record(kind: type[Any]) -> Codec:
-    """A dataclass: an object with all of its fields. Reading fills those that have defaults and are absent."""
+    """A dataclass: an object with all of its fields, but for `BRIEF` ones that have their default.
+
+    Reading fills fields that have defaults and are absent.
+    """
     hints = typing.get_type_hints(kind)
     fields = [field for field in dataclasses.fields(kind) if field.init]
     codecs = {field.name: compile_hint(hints[field.name]) for field in fields}
     steps = {name: f".{name}" for name in codecs}
     required = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    defaults = {f.name: _default(f) for f in fields if f.metadata.get("brief")}
+    written = {name: codec for name, codec in codecs.items() if name not in defaults}
 
     def encode(value: Any) -> dict[str, Any]:
-        return {name: _step(codec.encode, getattr(value, name), steps[name]) for name, codec in codecs.items()}
+        plain = {name: _step(codec.encode, getattr(value, name), steps[name]) for name, codec in written.items()}
+        for name, default in defaults.items():
+            if (part := getattr(value, name)) != default:
+                plain[name] = _step(codecs[name].encode, part, steps[name])
+        return plain
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, dict):
@@ -235,6 +247,10 @@ def _record(kind: type[Any]) -> Codec:
             raise Mismatch(error.value, error.problem, error.fix, f".{error.field}") from error
 
     return Codec(encode, decode)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _step(convert: Callable[[Any], Any], value: Any, step: str) -> Any:

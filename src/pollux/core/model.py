@@ -7,9 +7,11 @@ Only numbers live here, so that a model can be compared, stored and sent. The fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from pollux.core import checks
 from pollux.core.frozenmap import FrozenMap
+from pollux.core.hints import BRIEF
 from pollux.errors import InvalidModel, InvalidSpec
 
 
@@ -140,6 +142,10 @@ class Progress:
         return None if self.total is None else max(self.total - self.done, 0.0)
 
 
+MAX_FINGERPRINT = 80
+"""Letters."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobModel:
     """All that a policy may believe about how a job behaves. The agent makes it; nobody else fits."""
@@ -151,6 +157,8 @@ class JobModel:
     progress: Progress | None = None
     realloc_delay_s: float | None = None
     """Measured cost of one re-allocation of this job; None before the first."""
+    fingerprint: str | None = field(default=None, metadata=BRIEF)
+    """Of its script and its model, such as `resnet-ab12cd34ef56`: jobs with the same one behave alike."""
 
     def __post_init__(self) -> None:
         checks.instance(InvalidModel, "limits", self.limits, BatchLimits)
@@ -158,3 +166,32 @@ class JobModel:
         checks.frozen(InvalidModel, "throughput", self.throughput)
         checks.instance(InvalidModel, "progress", self.progress, Progress, optional=True)
         checks.finite(InvalidModel, "realloc_delay_s", self.realloc_delay_s, 0, optional=True)
+        if self.fingerprint is not None:
+            checks.text(InvalidModel, "fingerprint", self.fingerprint)
+            if len(self.fingerprint) > MAX_FINGERPRINT:
+                problem = f"has {len(self.fingerprint)} letters"
+                raise InvalidModel("fingerprint", self.fingerprint, problem, f"Give {MAX_FINGERPRINT} at most")
+
+    def after(self, before: JobModel | None) -> JobModel:
+        """An equal model, with the very limits and fits of the one before where they are equal.
+
+        Reports come over the wire with everything in them, most of it said before. Whoever plans remembers what is made
+        from limits and fits, and sees at a glance that it may: comparing all jobs in every round would take longer than
+        planning.
+        """
+        if before is None or (self.limits is before.limits and self.throughput is before.throughput):
+            return self
+        limits = before.limits if self.limits == before.limits else self.limits
+        throughput = before.throughput if self.throughput == before.throughput else self.throughput
+        if limits is self.limits and throughput is self.throughput:
+            return self
+        found = object.__new__(JobModel)  # all parts were checked when they were made
+        for name, value in zip(_FIELDS, _values(self), strict=True):
+            object.__setattr__(found, name, value)
+        object.__setattr__(found, "limits", limits)
+        object.__setattr__(found, "throughput", throughput)
+        return found
+
+
+_FIELDS = tuple(field.name for field in fields(JobModel))
+_values = attrgetter(*_FIELDS)

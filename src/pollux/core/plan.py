@@ -10,8 +10,10 @@ from pollux.core import checks
 from pollux.core.allocation import Allocation, Shape
 from pollux.core.cluster import Cluster
 from pollux.core.frozenmap import FrozenMap
+from pollux.core.hints import BRIEF
 from pollux.core.ids import JobId, NodeId
 from pollux.core.job import Job
+from pollux.core.kinds import KindProfile
 from pollux.errors import InfeasiblePlan, InvalidSpec
 
 
@@ -50,12 +52,15 @@ class Snapshot:
     jobs: FrozenMap[JobId, Job] = field(default_factory=FrozenMap)
     oracle: FrozenMap[JobId, Oracle] | None = None
     """Present only if the policy asked for the truth by its constructor."""
+    kinds: FrozenMap[str, KindProfile] = field(default_factory=FrozenMap, metadata=BRIEF)
+    """The profile registry: what jobs that have ended leave to others of their kind, see `kind_of`."""
 
     def __post_init__(self) -> None:
         checks.finite(InvalidSpec, "time_s", self.time_s, None)
         checks.whole(InvalidSpec, "round", self.round, 0)
         checks.instance(InvalidSpec, "cluster", self.cluster, Cluster)
         checks.frozen(InvalidSpec, "jobs", self.jobs)
+        checks.frozen(InvalidSpec, "kinds", self.kinds)
         for key, job in self.jobs.items():
             if key != job.spec.id:
                 raise InvalidSpec(f'jobs["{key}"].spec.id', job.spec.id, "differs from its key", "Key jobs by their id")
@@ -82,6 +87,16 @@ class Plan:
     def of(cls, allocations: Mapping[JobId, Allocation]) -> Plan:
         """The plan with these allocations; empty ones are dropped."""
         return cls(FrozenMap({job: allocation for job, allocation in allocations.items() if allocation}))
+
+    @classmethod
+    def of_holding(cls, allocations: FrozenMap[JobId, Allocation]) -> Plan:
+        """The plan with these, none of them empty: the caller's word is taken for it.
+
+        For policies that give out thousands of allocations in a round: to fetch them all from memory takes its time.
+        """
+        made = object.__new__(cls)
+        object.__setattr__(made, "allocations", allocations)
+        return made
 
     def __getitem__(self, job: JobId) -> Allocation:
         """What that job is to hold; nothing if the plan does not name it."""

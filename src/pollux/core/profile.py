@@ -98,7 +98,7 @@ class Profile:
             checks.frozen(InvalidProfile, f'observations["{gpu_type}"]', of_type)
 
     def __bool__(self) -> bool:
-        return any(self.observations.values())
+        return any(map(len, self.observations.values()))
 
     def of_type(self, gpu_type: str) -> FrozenMap[ObservationKey, Observation]:
         """What was measured on that type; empty if nothing was."""
@@ -110,3 +110,17 @@ class Profile:
         known = self.of_type(gpu_type)
         merged = known[key].merge(observation) if key in known else observation
         return Profile(self.observations.with_item(gpu_type, known.with_item(key, merged)))
+
+    def merge(self, other: Profile) -> Profile:
+        """Both together. Order and grouping do not matter, but for the rounding of floats."""
+        return Profile(self.observations.merged(other.observations, _merge_types))
+
+    def __len__(self) -> int:
+        """Under how many circumstances something was measured, over all GPU types."""
+        return sum(map(len, self.observations.values()))
+
+
+def _merge_types(
+    mine: FrozenMap[ObservationKey, Observation], theirs: FrozenMap[ObservationKey, Observation]
+) -> FrozenMap[ObservationKey, Observation]:
+    return mine.merged(theirs, Observation.merge)

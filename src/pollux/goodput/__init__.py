@@ -3,8 +3,8 @@
 Must not know clocks, files, torch, or who asks. Formulas beside function names: docs/goodput.md.
 """
 
-from pollux.goodput.best import NOTHING_FITS, UNKNOWN_GRADIENT, BestConfig, best
-from pollux.goodput.candidates import DEFAULT_BATCH, PUBLISHED_BATCH, BatchOptions
+from pollux.goodput.best import NOTHING_FITS, UNKNOWN_GRADIENT, BestConfig, best, best_among
+from pollux.goodput.candidates import DEFAULT_BATCH, PUBLISHED_BATCH, BatchOptions, Candidates, candidates
 from pollux.goodput.efficiency import efficiency, gain, noise_scale, shares
 from pollux.goodput.fit import Fit, fit, fit_many
 from pollux.goodput.fit_options import DEFAULT_FIT, PUBLISHED, FitOptions
@@ -35,6 +35,7 @@ __all__ = [
     "UNKNOWN_GRADIENT",
     "BatchOptions",
     "BestConfig",
+    "Candidates",
     "Envelope",
     "Fit",
     "FitOptions",
@@ -50,6 +51,8 @@ __all__ = [
     "ThetaSys",
     "ThroughputModel",
     "best",
+    "best_among",
+    "candidates",
     "efficiency",
     "fit",
     "fit_many",

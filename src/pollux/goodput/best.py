@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pollux.core import BatchLimits, GradientStats, Shape
 from pollux.errors import InvalidModel
-from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions, candidates
+from pollux.goodput.candidates import DEFAULT_BATCH, BatchOptions, Candidates, candidates
 from pollux.goodput.efficiency import shares
 from pollux.goodput.throughput import Theta, ThroughputModel
 
@@ -46,8 +46,15 @@ def best(
     options: BatchOptions = DEFAULT_BATCH,
 ) -> BestConfig:
     """The (m, s) of highest goodput for one shape; NOTHING_FITS if there is none."""
-    K = shape.num_gpus
-    choice = candidates(K, limits, options)
+    return best_among(
+        candidates(shape.num_gpus, limits, options), model, theta, shape, gradient, limits.initial_batch_size
+    )
+
+
+def best_among(
+    choice: Candidates, model: ThroughputModel, theta: Theta, shape: Shape, gradient: GradientStats, M0: int
+) -> BestConfig:
+    """`best` for who asks often, and keeps the candidates of each K."""
     if not len(choice.m):
         return NOTHING_FITS
     if len(theta) != len(model.parameters):
@@ -55,7 +62,7 @@ def best(
         raise InvalidModel("theta", tuple(theta), f"needs {len(model.parameters)} values", f"Give {names}")
     level = model.level(shape.num_nodes, shape.num_racks)
     a, b = shares(gradient.sqr, gradient.var)
-    index, cost = model.cheapest(theta, K, level, choice, float(a), float(b))
+    index, cost = model.cheapest(theta, shape.num_gpus, level, choice, float(a), float(b))
     if not 0.0 < cost < math.inf:
         raise InvalidModel("theta", tuple(theta), "gives no time per iteration", "Give finite, positive parameters")
-    return BestConfig(int(choice.m[index]), int(choice.s[index]), limits.initial_batch_size / cost)
+    return BestConfig(int(choice.m[index]), int(choice.s[index]), M0 / cost)

@@ -19,7 +19,7 @@ from pollux.goodput.fit_options import DEFAULT_FIT, FitOptions
 from pollux.goodput.levels import PAPER
 from pollux.goodput.numerics import FloatArray
 from pollux.goodput.observations import Observations
-from pollux.goodput.throughput import Minimum, Prior, ThroughputModel, iteration_time
+from pollux.goodput.throughput import Minimum, Prior, ThroughputModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +102,21 @@ def fit_many(
 
 def report(seen: Observations, model: ThroughputModel, prior: Prior, found: Minimum) -> Fit:
     """What a run of a fit found, with its errors on the observations."""
-    theta = prior.settle(found.theta)
-    predicted = iteration_time(model, theta, seen.K, model.level(seen.N, seen.R), seen.m, 0)
+    theta = tuple(prior.settle(found.theta).tolist())
+    predicted = model.t_step(theta, seen.K, model.level(seen.N, seen.R), seen.m)
     residuals = predicted / seen.t_iter - 1.0
     unseen = {*prior.held, *(index for index, _, _ in prior.at_least)}
     return Fit(
         model=model,
-        theta=tuple(theta.tolist()),
+        theta=theta,
         loss=float(found.loss),
-        mean_relative_error=float(np.abs(residuals).mean()),
+        mean_relative_error=float(np.abs(residuals).sum()) / len(seen),
         residuals=tuple(residuals.tolist()),
         priors=tuple(name for index, name in enumerate(model.parameters) if index in unseen),
         converged=bool(found.converged),
         iterations=int(found.iterations),
-        max_gpus_observed=int(seen.K.max()),
-        max_nodes_observed=int(seen.N.max()),
+        max_gpus_observed=int(max(seen.K.tolist())),
+        max_nodes_observed=int(max(seen.N.tolist())),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from pollux.core import BatchLimits, GradientStats, JobModel, Shape, ThroughputFit
 from pollux.errors import InvalidModel, UnknownName
@@ -27,12 +28,12 @@ class GoodputModel:
     options: BatchOptions = DEFAULT_BATCH
 
     def __post_init__(self) -> None:
-        names, lower, upper = self.model.parameters, self.model.lower, self.model.upper
+        names = self.model.parameters
         if len(self.theta) != len(names):
             raise InvalidModel("theta", self.theta, f"needs {len(names)} values", f"Give {', '.join(names)}")
-        for name, value, low, high in zip(names, self.theta, lower, upper, strict=True):
-            low = 0.0 if low == FLOOR else low  # which stands for nothing
-            if not low <= value <= high or math.isinf(value):
+        bounds = _bounds(self.model)  # type: ignore[arg-type]  # protocols are not known to be hashable
+        for name, value, (low, high) in zip(names, self.theta, bounds, strict=True):
+            if not low <= value <= high or value == math.inf:
                 raise InvalidModel(name, value, f"must be finite and within {low:g} … {high:g}", "Fit the job again")
         if not self.model.t_grad(self.theta, self.limits.min_per_gpu_batch_size) > 0.0:
             raise InvalidModel("theta", tuple(self.theta), "a pass must take time", "Fit the job again")
@@ -54,11 +55,13 @@ class GoodputModel:
         """From stored fits, one a GPU type."""
         if gpu_type not in fits:
             raise UnknownName("gpu_type", gpu_type, fits)
-        model, params = throughput_model(fits[gpu_type].model), fits[gpu_type].params
-        missing = [name for name in model.parameters if name not in params]
-        if missing:
-            raise InvalidModel("params", dict(params), f"{', '.join(missing)} missing", "Fit the job again")
-        return cls(model, tuple(params[name] for name in model.parameters), gradient, limits, options)
+        model, params = throughput_model(fits[gpu_type].model), dict(fits[gpu_type].params.items())
+        try:
+            theta = tuple([params[name] for name in model.parameters])
+        except KeyError:
+            missing = ", ".join(name for name in model.parameters if name not in params)
+            raise InvalidModel("params", params, f"{missing} missing", "Fit the job again") from None
+        return cls(model, theta, gradient, limits, options)
 
     def with_gradient(self, gradient: GradientStats) -> GoodputModel:
         return replace(self, gradient=gradient)
@@ -80,3 +83,9 @@ class GoodputModel:
     def best(self, shape: Shape) -> BestConfig:
         """The (m, s) of highest goodput on this shape."""
         return best(self.model, self.theta, shape, self.gradient, self.limits, self.options)
+
+
+@lru_cache(maxsize=256)
+def _bounds(model: ThroughputModel) -> tuple[tuple[float, float], ...]:
+    """Lowest and highest of each parameter. `FLOOR` stands for nothing."""
+    return tuple((0.0 if low == FLOOR else low, high) for low, high in zip(model.lower, model.upper, strict=True))

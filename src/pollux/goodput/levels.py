@@ -19,6 +19,7 @@ import numpy as np
 from pollux.errors import InvalidModel, UnknownName
 from pollux.goodput import levels_kernel as kernel
 from pollux.goodput.candidates import Candidates, Layout
+from pollux.goodput.envelope import Grid, Spans
 from pollux.goodput.fit_options import FitOptions
 from pollux.goodput.numerics import FLOOR, FloatArray, Real, line, overlap
 from pollux.goodput.observations import Observations
@@ -73,7 +74,8 @@ class LevelsModel(ThroughputModel):
 
     def level(self, N: Real, R: Real) -> Real:
         """0 within a node, 1 over nodes, 2 over racks (with three levels)."""
-        return (N > 1) * 1 + (R > 1) * (self.num_levels - 2)
+        over_nodes = (N > 1) * 1
+        return over_nodes if self.num_levels == 2 else over_nodes + (R > 1)
 
     def t_grad(self, theta: Theta, m: Real) -> Real:
         return theta[0] + theta[1] * m
@@ -159,7 +161,7 @@ class LevelsModel(ThroughputModel):
         return value, gradient
 
     def cheapest(self, theta: Theta, K: int, level: Real, choice: Candidates, a: float, b: float) -> tuple[int, float]:
-        return kernel.cheapest(np.array(theta), K, int(level), choice.m, choice.s, choice.initial_share, a, b)
+        return kernel.cheapest(np.asarray(theta), K, int(level), choice.m, choice.s, choice.initial_share, a, b)
 
     def cheapest_of_classes(
         self, theta: FloatArray, share: FloatArray, layout: Layout
@@ -175,6 +177,12 @@ class LevelsModel(ThroughputModel):
             layout.s,
             layout.initial_share,
         )
+
+    def times(self, theta: FloatArray, spans: Spans, grid: Grid, count: int) -> FloatArray:
+        seconds = np.empty((len(theta), count))
+        cells = spans.low, spans.high, spans.level
+        kernel.iteration_seconds(theta, *cells, grid.first, grid.size, grid.s, grid.sizes, seconds)
+        return seconds
 
     def _loss(
         self, seen: Observations, prior: Prior, options: FitOptions

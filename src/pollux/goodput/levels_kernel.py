@@ -4,6 +4,9 @@ Machine code where numba is installed (see `compiled`). Parameters are α, β of
 is a projected Levenberg–Marquardt with re-weighting: each iteration solves a weighted linear problem whose gradient is
 the loss's, steps, clips to the bounds, and keeps the step only if the loss fell. So the loss never rises and any start
 is safe. `generic_fit` minimises the same loss with SciPy and is the specification that the tests compare with.
+
+Loops over arrays are written out: sums of whole arrays bring NumPy's rules of broadcasting with them, and the texts of
+its errors, which more than double the time to load the machine code.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 
 import numpy as np
 
-from pollux.goodput.compiled import compiled
+from pollux.goodput.compiled import compiled, lean
 from pollux.goodput.numerics import FloatArray
 
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-7, 1e8
@@ -22,7 +25,7 @@ NO_ERROR = 1e-9
 """A root mean square below this is a perfect fit; its slope is not defined at zero."""
 
 
-@compiled
+@lean
 def sync_seconds(theta: FloatArray, K: float, level: int) -> float:
     """T_sync without overlap: zero for one GPU."""
     if K <= 1.0:
@@ -82,6 +85,57 @@ def cheapest_of_classes(
 
 
 @compiled
+def iteration_seconds(
+    theta: FloatArray,
+    low: FloatArray,
+    high: FloatArray,
+    level: FloatArray,
+    first: FloatArray,
+    size: FloatArray,
+    s: FloatArray,
+    sizes: FloatArray,
+    seconds: FloatArray,
+) -> None:
+    """T_iter of every candidate of low[c] … high[c] GPUs, class by class, written into `seconds` [J, Σ candidates].
+
+    Powers take nearly all of the time, and batch sizes recur: each power is taken once.
+
+    theta  [J, P]
+    level  [C]           of each class
+    first  [K + 1]       where the candidates of low[0], low[0] + 1 … GPUs begin in the next two
+    size   [candidates]  index of m in `sizes` [U]
+    s      [candidates]
+    """
+    grad, power, last = np.empty(len(sizes)), np.empty(len(sizes)), np.empty(len(sizes))
+    cell_of = np.zeros(len(sizes), dtype=np.int64)  # that `last` is for
+    cell = 0
+    for j in range(len(theta)):
+        gamma, root = theta[j, -1], 1.0 / theta[j, -1]
+        before, count = cell, 0  # of earlier jobs
+        for u in range(len(sizes)):
+            grad[u] = theta[j, 0] + theta[j, 1] * sizes[u]
+        for c in range(len(low)):
+            for K in range(low[c], high[c] + 1):
+                sync = sync_seconds(theta[j], float(K), int(level[c]))
+                sync_power = sync**gamma
+                cell += 1
+                for i in range(first[K - low[0]], first[K - low[0] + 1]):
+                    u = size[i]
+                    if sync_power == 0.0:
+                        seconds[j, count] = s[i] * grad[u] + grad[u]
+                    elif gamma == 1.0:
+                        seconds[j, count] = s[i] * grad[u] + (grad[u] + sync)
+                    else:
+                        if cell_of[u] != cell:
+                            if cell_of[u] <= before:
+                                power[u] = grad[u] ** gamma
+                            last[u] = (power[u] + sync_power) ** root
+                            cell_of[u] = cell
+                        seconds[j, count] = s[i] * grad[u] + last[u]
+                    count += 1
+
+
+@compiled
 def loss_and_slopes(
     theta: FloatArray,
     rows: FloatArray,
@@ -101,8 +155,10 @@ def loss_and_slopes(
     ties         [T, 3]  parameter, other, factor: counts as factor × the other where it is smaller (unseen levels)
     """
     P, n = len(theta), len(rows)
-    gradient[:] = 0.0
-    curvature[:] = 0.0
+    for p in range(P):
+        gradient[p] = 0.0
+        for q in range(P):
+            curvature[p, q] = 0.0
     slope = np.zeros((2, 5))  # by α_grad, β_grad, α_level, β_level, γ
     half_gradient = np.zeros((2, P))
     half_curvature = np.zeros((2, P, P))
@@ -118,7 +174,7 @@ def loss_and_slopes(
         log_grad = math.log(grad)
         slope[0, 0], slope[0, 1] = 1.0 / grad, m / grad
         residual[0] = log_grad - rows[i, 3]
-        slope[1, :] = slope[0, :]
+        slope[1, 0], slope[1, 1] = slope[0, 0], slope[0, 1]
         residual[1] = log_grad - rows[i, 4]
         sync = sync_seconds(theta, K, level)
         if sync > 0.0:
@@ -131,8 +187,6 @@ def loss_and_slopes(
             slope[1, 0], slope[1, 1] = grad_share / grad, grad_share * m / grad
             slope[1, 2], slope[1, 3] = sync_share / sync, sync_share * (K - 2.0) / sync
             slope[1, 4] = (grad_share * log_grad + sync_share * log_sync - log_step) / gamma
-        else:
-            slope[1, 2:] = 0.0
         for half in range(2):
             r = residual[half]
             size = math.sqrt(r * r + delta * delta)
@@ -153,8 +207,10 @@ def loss_and_slopes(
             error = math.sqrt(half_error[half] / n)
             scale = half_weight[half] / (n * max(error, NO_ERROR))
             value += half_weight[half] * error
-        gradient += scale * half_gradient[half]
-        curvature += scale * half_curvature[half]
+        for p in range(P):
+            gradient[p] += scale * half_gradient[half, p]
+            for q in range(P):
+                curvature[p, q] += scale * half_curvature[half, p, q]
     return float(value + _penalties(theta, penalty, ties, gradient, curvature))
 
 
@@ -248,10 +304,11 @@ def minimise(
     `tolerance` any more.
     """
     P = len(theta)
-    here = np.minimum(np.maximum(theta, lower), upper)
-    gradient, curvature = np.zeros(P), np.zeros((P, P))
+    here, gradient, curvature = np.zeros(P), np.zeros(P), np.zeros((P, P))
     tried_gradient, tried_curvature = np.zeros(P), np.zeros((P, P))
     active, step, tried = np.zeros(P), np.zeros(P), np.zeros(P)
+    for p in range(P):
+        here[p] = min(max(theta[p], lower[p]), upper[p])
     value = loss_and_slopes(here, rows, half_weight, delta, penalty, ties, gradient, curvature)
     damping = FIRST_DAMPING
     for iteration in range(1, max_iterations + 1):
@@ -266,9 +323,9 @@ def minimise(
         tried_value = loss_and_slopes(tried, rows, half_weight, delta, penalty, ties, tried_gradient, tried_curvature)
         settled = promised * (1.0 + damping) <= tolerance * (value + NO_ERROR)
         if tried_value < value:
-            here[:] = tried
-            gradient[:] = tried_gradient
-            curvature[:] = tried_curvature
+            here, tried = tried, here
+            gradient, tried_gradient = tried_gradient, gradient
+            curvature, tried_curvature = tried_curvature, curvature
             value = tried_value
             damping = max(damping * EASE, LEAST_DAMPING)
         else:

@@ -18,6 +18,11 @@ from pollux.goodput.numerics import FloatArray
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-9, 1e6
 """A nanosecond or eleven days is a broken clock; the bounds also keep powers of times inside floating point."""
 
+_LEAST, _MOST = np.nextafter(0.0, 1.0), np.finfo(float).max
+LOWEST = np.array([[1.0], [1.0], [1.0], [_LEAST], [SHORTEST_PASS_S], [SHORTEST_PASS_S]])
+HIGHEST = np.array([[_MOST], [_MOST], [_MOST], [_MOST], [LONGEST_PASS_S], [LONGEST_PASS_S]])
+"""Of each column of `Observations`. The rules one by one, with what to say: `Observations._refuse`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
@@ -36,18 +41,16 @@ class Observations:
     @classmethod
     def of(cls, measured: Mapping[ObservationKey, Observation]) -> Observations:
         """From one GPU type's part of a `Profile`; keys without a whole, measurable iteration are left out."""
-        rows = [
-            (
-                key.shape.num_gpus,
-                key.shape.num_nodes,
-                key.shape.num_racks,
-                key.per_gpu_batch_size,
-                seen.grad_time_s,
-                seen.iteration_time_s,
-            )
-            for key, seen in measured.items()
-            if seen.sync_count > 0 and seen.grad_time_s >= SHORTEST_PASS_S
-        ]
+        rows = []
+        for key, seen in measured.items():
+            count, shape = seen.sync_count, key.shape
+            if count == 0:
+                continue
+            # The means that `Observation` has, without asking twice whether there are any.
+            computing = seen.accum_time_s + (seen.sync_pass_time_s - seen.sync_time_s)
+            t_grad, t_iter = computing / (seen.accum_count + count), seen.sync_pass_time_s / count
+            if t_grad >= SHORTEST_PASS_S:
+                rows.append((shape.num_gpus, shape.num_nodes, shape.num_racks, key.per_gpu_batch_size, t_grad, t_iter))
         return cls.from_rows(rows)
 
     @classmethod
@@ -70,6 +73,13 @@ class Observations:
     def __post_init__(self) -> None:
         if not len(self.K):
             raise InvalidProfile("profile", [], "no observation to fit", "Run at least one synchronising pass first")
+        columns = np.array((self.K, self.N, self.R, self.m, self.t_grad, self.t_iter))
+        is_possible = ((columns >= LOWEST) & (columns <= HIGHEST)).all()
+        if not is_possible or (columns[:2] < columns[1:3]).any():  # K ≥ N ≥ R
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Name the first observation that breaks a rule, and the rule."""
         time_fix = f"Check the timer: a pass takes {SHORTEST_PASS_S:g} to {LONGEST_PASS_S:g} s"
         rules = (
             ("num_gpus", self.K, self.K >= 1, "at least one GPU is needed", "Give K ≥ 1"),

@@ -17,6 +17,7 @@ from pollux.goodput.observations import Observations
 
 if TYPE_CHECKING:
     from pollux.goodput.candidates import Candidates, Layout
+    from pollux.goodput.envelope import Grid, Spans
     from pollux.goodput.fit_options import FitOptions
 
 Theta: TypeAlias = Sequence[Real] | FloatArray
@@ -114,6 +115,16 @@ class ThroughputModel(Protocol):
         is_lowest = cost == np.repeat(lowest, layout.length, axis=1)
         place = np.where(is_lowest, np.arange(cost.shape[1]), cost.shape[1])
         return lowest, np.minimum.reduceat(place, layout.first, axis=1)
+
+    def times(self, theta: FloatArray, spans: Spans, grid: Grid, count: int) -> FloatArray:
+        """T_iter [J, count] of every candidate in the grid of each span's GPUs at its level, span after span; for
+        parameters [J, P]."""
+        columns, parts = tuple(theta.T[..., None]), []
+        for low, high, level in zip(spans.low.tolist(), spans.high.tolist(), spans.level.tolist(), strict=True):
+            of = grid.slice(low, high)
+            seconds = iteration_time(self, columns, grid.K[of], level, grid.m[of], grid.s[of])
+            parts.append(np.broadcast_to(seconds, (len(theta), of.stop - of.start)))
+        return np.concatenate(parts, axis=1)
 
 
 def iteration_times(model: ThroughputModel, theta: FloatArray, layout: Layout) -> FloatArray:

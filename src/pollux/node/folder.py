@@ -9,6 +9,7 @@ boot_id          of the machine, when the daemon last started
 node.log
 jobs/JOB/run.json        the job, if it has its home here
 jobs/JOB/replicas.json   its replicas on this node
+jobs/JOB/experience.json what other jobs of its kind have measured, if its first replica is here, or was
 jobs/JOB/logs/REPLICA.log
 """
 
@@ -118,6 +119,9 @@ class StateFolder:
 
     def replicas_file(self, job: JobId) -> Path:
         return self.job(job) / "replicas.json"
+
+    def experience_file(self, job: JobId) -> Path:
+        return self.job(job) / "experience.json"
 
     def replica_log(self, job: JobId, replica: str) -> Path:
         return self.job(job) / "logs" / f"{_plain('replica', replica)}.log"

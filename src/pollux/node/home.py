@@ -85,6 +85,7 @@ class Home:
             if orders:
                 homed.begin(launch, fingerprint)
             homed.learn_addresses(request.addresses)
+            homed.experience = request.experience
             log.info("Job %s: generation %d starts, %s.", job, request.generation, _told(request.allocation))
             homed.carry_out(orders)
 
@@ -106,6 +107,7 @@ class Home:
             if orders and not in_place:
                 homed.fingerprint = fingerprint
             homed.learn_addresses(request.addresses)
+            homed.experience = request.experience
             how = "in place" if in_place else "by checkpoint and restart, for its code has changed"
             log.info("Job %s: to generation %d, %s, %s.", job, request.generation, _told(allocation), how)
             homed.carry_out(orders)

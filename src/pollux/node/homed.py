@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pollux.core import (
     Event,
@@ -29,6 +29,7 @@ from pollux.node.orders import Announce, ForgetJob, KillReplica, Order, SpawnOn,
 from pollux.node.remote import RemoteNode
 from pollux.node.run import JobRun, RunOptions
 from pollux.wire.nodes import Forget, Kill, Launch, NodeNews, NodeRequest, ReplicaHere, Spawn, Tell
+from pollux.wire.replicas import Join
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class SavedHome:
     fingerprint: str
     """Of the code that the replicas run."""
     run: SavedRun
+    experience: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class HomedJob:
         self.run = run
         self.launch = launch
         self.fingerprint = fingerprint
+        self.experience = ""
+        """What the first replica is told of other jobs of its kind: see `RunJob`."""
         self.changing = asyncio.Lock()
         self.saved: SavedHome | None = None
         self._around = around
@@ -83,7 +87,7 @@ class HomedJob:
         saved = loads(around.folder.run_file(job).read_bytes(), SavedHome)
         run = JobRun.restored(saved.run, around.options)
         homed = cls(around, run, saved.launch, saved.addresses, saved.fingerprint)
-        homed.saved = saved
+        homed.saved, homed.experience = saved, saved.experience
         return homed
 
     @property
@@ -129,6 +133,8 @@ class HomedJob:
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Save the run, then do what it wants done."""
+        if self.run.is_over:
+            self.experience = ""  # nobody is left to tell
         self._save()
         job = self.job
         for order in orders:
@@ -136,9 +142,11 @@ class HomedJob:
                 case Announce(event):
                     self._around.announce(event)
                 case SpawnOn(node, generation, seats):
-                    self._send(node, Spawn(job, generation, self.launch, seats, self.run.store))
+                    told = self._told(any(seat.rank == 0 for seat in seats))
+                    self._send(node, Spawn(job, generation, self.launch, seats, self.run.store, told))
                 case TellReplica(node, replica, instruction):
-                    self._send(node, Tell(job, replica, instruction))
+                    told = self._told(isinstance(instruction, Join) and instruction.rank == 0)
+                    self._send(node, Tell(job, replica, instruction, told))
                 case KillReplica(node, replica, number):
                     self._send(node, Kill(job, replica, number))
                 case ForgetJob(node, generation):
@@ -154,8 +162,12 @@ class HomedJob:
         for remote in self._remotes.values():
             remote.close()
 
+    def _told(self, is_to_first: bool) -> str | None:
+        """Only the first replica has a tuner, whichever node it is on."""
+        return self.experience if is_to_first else None
+
     def _save(self) -> None:
-        saved = SavedHome(self.launch, self._addresses, self.fingerprint, self.run.saved())
+        saved = SavedHome(self.launch, self._addresses, self.fingerprint, self.run.saved(), self.experience)
         if saved == self.saved:
             return
         self.saved = saved
@@ -185,8 +197,8 @@ class HomedJob:
             match request:
                 case Spawn():
                     hosting.spawn(request)
-                case Tell(job, replica, instruction):
-                    hosting.tell(job, replica, instruction)
+                case Tell():
+                    hosting.tell(request)
                 case Kill(job, replica, number):
                     hosting.kill(job, replica, number)
                 case Forget(job, generation):

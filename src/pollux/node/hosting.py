@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from pollux.core import FrozenMap, JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
-from pollux.node.folder import StateFolder
+from pollux.node.folder import StateFolder, write
 from pollux.node.hosted import Hosted, Told
 from pollux.node.keeper_client import Child, NoKeeper
 from pollux.node.links import Links, hand
@@ -26,8 +26,8 @@ from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.processes import began_at, is_running, send_signal
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire.messages import AgentReport
-from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn
-from pollux.wire.replicas import Instruction, ReplicaPhase
+from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn, Tell
+from pollux.wire.replicas import ReplicaPhase
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class Hosting:
         if not fresh:
             return
         self._roster.note(job, request.generation)
+        self._keep_experience(job, request.experience)
         num_here = sum(one.is_alive and not one.is_forgotten for one in here) + len(fresh)
         slots = self._roster.free_slots(self._slots)
         for seat in fresh:
@@ -117,14 +118,17 @@ class Hosting:
                 variables = self._told.plain_variables(launch, held)
             else:
                 variables = self._told.variables(launch, seat, request.generation, held[0], num_here, request.store)
+                variables["POLLUX_EXPERIENCE"] = str(self._folder.experience_file(job))
             self._begin(self._start(hosted, launch, variables))
         self._roster.save(job)
 
-    def tell(self, job: JobId, replica: str, instruction: Instruction) -> None:
+    def tell(self, request: Tell) -> None:
         """Hand the instruction to the replica, now if its link is up, and whenever it comes back."""
+        job, replica, instruction = request.job, request.replica, request.instruction
         hosted = self._roster.find(job, replica)
         if hosted is None:
             raise Permanent(f"{job}/{replica} is not on this node: the instruction reaches nobody.")
+        self._keep_experience(job, request.experience)
         hosted.note(instruction)
         hand(hosted, instruction)
 
@@ -183,6 +187,7 @@ class Hosting:
                 hosted.link.close()
         if max(self._roster.newest(job), self._starting_stores.get(job, 0)) <= generation:
             self._drop_store(job)
+            self._keep_experience(job, "")
         self._roster.save(job)
 
     def replicas(self, job: JobId) -> tuple[ReplicaHere, ...]:
@@ -313,6 +318,17 @@ class Hosting:
         return not self._roster.alive() and not self._roster.stores
 
     # Inside
+
+    def _keep_experience(self, job: JobId, told: str | None) -> None:
+        """Where its first replica looks for it; None says nothing. A job does without if it cannot be written."""
+        path = self._folder.experience_file(job)
+        try:
+            if told:
+                write(path, told)
+            elif told is not None:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("What others of its kind have measured cannot be told to job %s: %s", job, error)
 
     async def _start(self, hosted: Hosted, launch: Launch, variables: dict[str, str]) -> None:
         await self._forgotten(hosted.job)

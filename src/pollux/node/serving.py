@@ -227,8 +227,8 @@ class Server:
                 await self._home.stop(request)
             case Spawn():
                 self._hosting.spawn(request)
-            case Tell(job, replica, instruction):
-                self._hosting.tell(job, replica, instruction)
+            case Tell():
+                self._hosting.tell(request)
             case Kill(job, replica, number):
                 self._hosting.kill(job, replica, number)
             case Forget(job, generation):

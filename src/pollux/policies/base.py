@@ -27,6 +27,8 @@ class Policy(abc.ABC):
     """It chooses how many GPUs a job gets; otherwise a job gets what its owner requested."""
     adapts_batch: ClassVar[bool] = False
     """Under it jobs tune their batch size; otherwise each keeps the one that its owner requested."""
+    shares_experience: bool = False
+    """Agents are told, whenever their job is put on GPUs, what the profile registry has of its kind."""
 
     @abc.abstractmethod
     def plan(self, snapshot: Snapshot, seed: int) -> Plan:

@@ -38,6 +38,7 @@ class Entry(NamedTuple):
 
 
 BUILT_IN: Mapping[str, Entry] = {
+    "castor": Entry("pollux.policies.castor.policy:Castor"),
     "fifo": Entry("pollux.policies.fifo:Fifo"),
     "fifo-backfill": Entry(
         "pollux.policies.fifo:Fifo",

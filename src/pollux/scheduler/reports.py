@@ -42,7 +42,7 @@ def hear(state: SchedulerState, report: Report) -> list[Action]:
         return _supersede(state, report)
     match report:
         case JobReported(profile=profile, model=model):
-            state.put(replace(job, profile=profile or job.profile, model=model or job.model))
+            state.believe(job.believed(model or job.model, profile or job.profile))
         case ReplicasReady():
             _switch(state, job)
         case GenerationAbandoned(reason=reason):
@@ -86,6 +86,8 @@ def release_if_stranded(state: SchedulerState, job: Job) -> None:
 
 def _is_heeded(job: Job, report: Report) -> bool:
     match report:
+        case JobReported():
+            return job.expects(report.generation)
         case ReplicasReady() | GenerationAbandoned():
             return job.awaits(report.generation)
         case JobFinished():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, Phase, codec
+from pollux.core import Allocation, Cluster, FrozenMap, GradientStats, Job, JobId, KindProfile, Phase, codec
+from pollux.core.hints import BRIEF
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,7 @@ class SavedState:
     target: FrozenMap[JobId, Allocation] = field(default_factory=FrozenMap)
     histories: FrozenMap[JobId, tuple[Step, ...]] = field(default_factory=FrozenMap)
     """The latest steps of each job that has not ended, oldest first."""
+    kinds: FrozenMap[str, KindProfile] = field(default_factory=FrozenMap, metadata=BRIEF)
+    """The profile registry."""
+    stages: FrozenMap[JobId, FrozenMap[int, GradientStats]] = field(default_factory=FrozenMap, metadata=BRIEF)
+    """What each job that has not ended reported in each stage of its training."""

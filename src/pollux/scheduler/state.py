@@ -22,9 +22,11 @@ from pollux.core import (
     JobCancelled,
     JobId,
     JobPaused,
+    JobReported,
     JobRescaled,
     JobResumed,
     JobSubmitted,
+    KindsImported,
     MakePlan,
     NodeDrained,
     NodeId,
@@ -41,6 +43,7 @@ from pollux.core import (
     next_phase,
 )
 from pollux.scheduler.occupancy import Occupancy
+from pollux.scheduler.pool import Pool
 from pollux.scheduler.reconcile import reconcile
 from pollux.scheduler.reports import LEAVING, hear, release_if_stranded
 from pollux.scheduler.saving import SavedState, Step
@@ -98,6 +101,8 @@ class SchedulerState:
         self.num_in_flight = 0
         """Jobs that the world owes an answer."""
         self.occupancy = Occupancy()
+        self.pool = Pool()
+        """The profile registry."""
         self._histories: dict[JobId, deque[Step]] = {}
         """The latest steps of each job, for the story that an `IllegalTransition` tells."""
 
@@ -117,6 +122,8 @@ class SchedulerState:
             tuple(self.ended.values()),
             FrozenMap(self.target),
             FrozenMap({job_id: tuple(steps) for job_id, steps in self._histories.items()}),
+            self.pool.kinds,
+            FrozenMap({job_id: FrozenMap(stages) for job_id, stages in self.pool.stages.items()}),
         )
 
     @classmethod
@@ -127,6 +134,7 @@ class SchedulerState:
         state._set_cluster(saved.cluster)
         state.target = dict(saved.target)
         state.ended = {job.id: job for job in saved.ended}
+        state.pool = Pool(saved.kinds, {job_id: dict(stages) for job_id, stages in saved.stages.items()})
         for job in saved.jobs:
             state._histories[job.id] = deque(saved.histories.get(job.id, ()), maxlen=HISTORY)
             state.put(job)
@@ -139,13 +147,15 @@ class SchedulerState:
     def snapshot(self) -> Snapshot:
         """All that a policy may see now."""
         plannable = {job_id: job for job_id, job in self.jobs.items() if job.may_be_given_gpus_at(self.time_s)}
-        return Snapshot(self.time_s, self.round, self.cluster, FrozenMap(plannable))
+        return Snapshot(self.time_s, self.round, self.cluster, FrozenMap(plannable), kinds=self.pool.kinds)
 
     def apply(self, event: Event, now: float) -> list[Action]:
         """Take an event in; return what must now be done in the world. Time that runs backwards stands still."""
         self.time_s = max(self.time_s, now)
         actions: list[Action] = []
         match event:
+            case JobReported():  # first, as almost all events are
+                actions = hear(self, event)
             case JobSubmitted(spec):
                 if self.job(spec.id) is None:
                     sequence = len(self.jobs) + len(self.ended)
@@ -175,6 +185,8 @@ class SchedulerState:
                 if number == self.awaited_round:
                     self.awaited_round = None
                     self._obey_plan(plan)
+            case KindsImported():
+                self.pool.bring(event, self.time_s)
             case _:
                 actions += hear(self, event)
         return actions + reconcile(self)
@@ -228,7 +240,7 @@ class SchedulerState:
         if "allocation" in changes or "next_allocation" in changes:  # what it occupies changes: count up to now
             changes["attained_gpu_s"] = job.attained_gpu_s_at(self.time_s)
             changes["held_since_s"] = self.time_s if changes.get("allocation", job.allocation) else None
-        job = replace(job, phase=after, **changes)
+        job = job.with_changes(phase=after, **changes)
         self.put(job, trigger.value)
         return job
 
@@ -254,6 +266,8 @@ class SchedulerState:
             self.occupancy.remove(before.occupied)
             self.occupancy.add(job.occupied)
         self.num_in_flight += _is_in_flight(job.phase) - (before is not None and _is_in_flight(before.phase))
+        if job.model is not None and (before is None or before.model is not job.model):
+            self.pool.note(job.id, job.model)
         if step is not None:
             history = self._histories.setdefault(job.id, deque(maxlen=HISTORY))
             history.append(Step(self.time_s, step, job.phase))
@@ -263,9 +277,16 @@ class SchedulerState:
             self.ended[job.id] = job
             self.target.pop(job.id, None)
             self.unsettled.discard(job.id)
+            self.pool.take(job, self.time_s)
         else:
             self.jobs[job.id] = job
             self._note_unsettled(job)
+
+    def believe(self, job: Job) -> None:
+        """Replace a job that differs only in what is believed of it; the registry alone is computed from that."""
+        if job.model is not None and job.model is not self.jobs[job.id].model:
+            self.pool.note(job.id, job.model)
+        self.jobs[job.id] = job
 
     def _note_unsettled(self, job: Job) -> None:
         if job.phase in LEAVING or job.assigned == self.target.get(job.id, NOTHING):

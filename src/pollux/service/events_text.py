@@ -23,6 +23,7 @@ from pollux.core import (
     JobSpec,
     JobStopped,
     JobSubmitted,
+    KindsImported,
     NodeDrained,
     NodeJoined,
     NodeLost,
@@ -69,6 +70,10 @@ def detail(document: Document) -> FrozenMap[str, object]:
         plain: dict[str, Any] = encode(replace(document, profile=None))
         plain["profile"] = {kind: len(found) for kind, found in document.profile.observations.items()}
         return FrozenMap(plain)
+    if isinstance(document, KindsImported):
+        plain = encode(replace(document, kinds=FrozenMap()))
+        plain["kinds"] = {kind: len(found.profile) for kind, found in document.kinds.items()}
+        return FrozenMap(plain)
     plain = encode(document)
     if isinstance(document, JobSubmitted):
         plain["spec"]["env"] = dict.fromkeys(document.spec.env, BLANK)
@@ -114,6 +119,10 @@ def _event(event: Event) -> str:
         case JobFailed(job, generation, reason, exit_code):
             code = "" if exit_code is None else f" with exit code {exit_code}"
             return f"{job}: failed{code}, generation {generation}{_because(_last_word(reason))}."
+        case KindsImported(kinds):
+            count = "1 kind" if len(kinds) == 1 else f"{len(kinds)} kinds"
+            how = "in place of all that was there" if event.replaces else "added to what was there"
+            return f"Profile registry: {count} of jobs imported, {how}."
         case _:
             assert_never(event)
 

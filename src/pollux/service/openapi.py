@@ -14,7 +14,7 @@ from typing import Any
 
 from pollux.core import FrozenMap
 from pollux.service.json_schemas import Schema, reachable, record_schema
-from pollux.service.routes import JOB_DOCUMENT, ROUTES, Parameter, RouteSpec
+from pollux.service.routes import JOB_DOCUMENT, REGISTRY_DOCUMENT, ROUTES, Parameter, RouteSpec
 from pollux.wire import api, jobspec
 
 PROBLEMS: FrozenMap[int, str] = FrozenMap(
@@ -23,7 +23,7 @@ PROBLEMS: FrozenMap[int, str] = FrozenMap(
         401: "The token is missing or wrong.",
         404: "There is no such job, node or log.",
         409: "Not possible as it stands: it has ended, or several jobs have that name.",
-        413: "The body is larger than 1 MiB.",
+        413: "The body is larger than 1 MiB, or than 32 MiB where a registry is imported.",
         415: "The body is not application/json.",
         421: "A name other than loopback's in the Host header.",
         422: "What was sent cannot be used; `faults` lists everything that is wrong.",
@@ -40,6 +40,18 @@ INTRODUCTION = (
     "answers in a later version: pass over those that you do not know."
 )
 
+REGISTRY_SCHEMA: Schema = {
+    "type": "object",
+    "description": "The profile registry as `pollux registry export` writes it: see registry.md.",
+    "properties": {
+        "schema": {"type": "integer", "description": "Version of the format."},
+        "type": {"type": "string", "description": "ProfileRegistry."},
+        "body": {"type": "object", "description": "`kinds`, by name, and `made_by`: sums of times, and counts."},
+    },
+    "required": ["schema", "type", "body"],
+    "additionalProperties": False,
+}
+
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
@@ -55,6 +67,7 @@ def document() -> dict[str, Any]:
         name: record_schema(kind, is_sent=name not in bodies) for name, kind in reachable([*kinds, api.Problem]).items()
     }
     schemas[JOB_DOCUMENT] = {key: value for key, value in jobspec.json_schema().items() if key != "$schema"}
+    schemas[REGISTRY_DOCUMENT] = REGISTRY_SCHEMA
     return {
         "openapi": "3.1.0",
         "info": {"title": "Pollux", "version": "1", "description": INTRODUCTION},

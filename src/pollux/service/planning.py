@@ -1,7 +1,8 @@
 """Plans are made in a process of their own, so that a long search keeps nobody waiting.
 
 The worker (`python -m pollux.service.planning POLICY OPTIONS`) reads `MakePlan` documents and answers each with a
-`PlanMade`; it ends when its input does, so that it never outlives a service that was killed.
+`PlanMade`; it ends when its input does, so that it never outlives a service that was killed. The profile registry may
+be large and seldom changes: before each request the worker is told what has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from pollux.core import (
@@ -23,17 +25,41 @@ from pollux.core import (
     Job,
     JobId,
     JobSpec,
+    KindProfile,
     MakePlan,
     PlanMade,
     Snapshot,
     dumps,
+    from_json,
     loads,
+    to_json,
 )
 from pollux.errors import PolicyFailed, PolluxError
 
 log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class KindNews:
+    """How the profile registry differs from what the worker knows of it."""
+
+    changed: FrozenMap[str, KindProfile] = field(default_factory=FrozenMap)
+    gone: tuple[str, ...] = ()
+
+    @classmethod
+    def between(cls, told: FrozenMap[str, KindProfile], now: FrozenMap[str, KindProfile]) -> KindNews:
+        if told is now:
+            return cls()
+        changed = {kind: profile for kind, profile in now.items() if told.get(kind) is not profile}
+        return cls(FrozenMap(changed), tuple(kind for kind in told if kind not in now))
+
+    def applied(self, known: FrozenMap[str, KindProfile]) -> FrozenMap[str, KindProfile]:
+        if not self.changed and not self.gone:
+            return known
+        kept = {kind: profile for kind, profile in known.items() if kind not in self.gone}
+        return FrozenMap({**kept, **self.changed})
 
 
 class Planner:
@@ -44,6 +70,8 @@ class Planner:
         self._command = [sys.executable, "-P", "-m", "pollux.service.planning", policy, json.dumps(dict(options))]
         self._timeout_s = timeout_s
         self._worker: asyncio.subprocess.Process | None = None
+        self._told: FrozenMap[str, KindProfile] = FrozenMap()
+        """What the worker knows of the profile registry."""
 
     async def warm_up(self) -> None:
         """Have everything loaded and compiled before the first job waits for it."""
@@ -58,7 +86,7 @@ class Planner:
         """`PolicyFailed` if there is no plan: the policy raised, its process died, or it took too long."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._ask(dumps(request).encode())
+                answer = await self._ask(request)
         except TimeoutError:
             await self.close()
             problem = f"it took more than {self._timeout_s:g} s"
@@ -80,15 +108,20 @@ class Planner:
                 worker.kill()
             await worker.wait()
 
-    async def _ask(self, request: bytes) -> bytes:
+    async def _ask(self, request: MakePlan) -> bytes:
         if self._worker is None or self._worker.returncode is not None:
+            self._told = FrozenMap()
             self._worker = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
             )
         stdin, stdout = self._worker.stdin, self._worker.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(_LENGTH.pack(len(request)) + request)
+        snapshot = request.snapshot
+        news, self._told = KindNews.between(self._told, snapshot.kinds), snapshot.kinds
+        for document in (to_json(news), dumps(replace(request, snapshot=replace(snapshot, kinds=FrozenMap())))):
+            body = document.encode()
+            stdin.write(_LENGTH.pack(len(body)) + body)
         await stdin.drain()
         (length,) = _LENGTH.unpack(await stdout.readexactly(_LENGTH.size))
         return await stdout.readexactly(length)
@@ -99,21 +132,29 @@ def work(policy_name: str, options: Mapping[str, object], stdin: BinaryIO, stdou
     from pollux.policies import registry
 
     policy = registry.make(policy_name, options)
-    while head := stdin.read(_LENGTH.size):
-        (length,) = _LENGTH.unpack(head)
-        request = loads(stdin.read(length), MakePlan)
+    kinds: FrozenMap[str, KindProfile] = FrozenMap()
+    while (news := _read(stdin)) and (body := _read(stdin)):
+        kinds = from_json(news, KindNews).applied(kinds)
+        request = loads(body, MakePlan)
+        snapshot = replace(request.snapshot, kinds=kinds)
         began_s = time.process_time()
         try:
-            plan = policy.plan(request.snapshot, request.seed)
-            plan.check(request.snapshot)
+            plan = policy.plan(snapshot, request.seed)
+            plan.check(snapshot)
             cpu_ms = 1000 * (time.process_time() - began_s)
             answer = dumps(PlanMade(request.round, plan, cpu_ms=cpu_ms, stats=FrozenMap(policy.stats())))
         except Exception as error:  # a policy may be anybody's: its bug must not end the service
             logging.exception("Round %d", request.round)
             answer = f"{type(error).__name__}: {error}"
-        body = answer.encode()
-        stdout.write(_LENGTH.pack(len(body)) + body)
+        told = answer.encode()
+        stdout.write(_LENGTH.pack(len(told)) + told)
         stdout.flush()
+
+
+def _read(stdin: BinaryIO) -> bytes:
+    """The next document; nothing if there is none."""
+    head = stdin.read(_LENGTH.size)
+    return stdin.read(*_LENGTH.unpack(head)) if head else b""
 
 
 if __name__ == "__main__":

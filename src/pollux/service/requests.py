@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from pollux.core import decode
+from pollux.core import ProfileRegistry, codec, decode
 from pollux.core.hints import known
 from pollux.errors import InvalidDocument
 from pollux.service.problems import Refused, fault, told
@@ -20,6 +20,8 @@ from pollux.wire.api import Fault
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 1 << 20
+MAX_REGISTRY_BYTES = 32 << 20
+"""One that is full has about 14 MiB."""
 MAX_DRAINED_BYTES = 16 << 20
 """A body of unknown length is read on so far, and thrown away: who still sends does not hear an answer."""
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
@@ -88,12 +90,12 @@ def _range(parameter: Parameter) -> str:
     )
 
 
-async def document(request: Request) -> dict[str, Any]:
-    """The body: an object in JSON of at most a mebibyte."""
+async def document(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """The body: an object in JSON, not too large."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, f"The body is of type {kind or 'unknown'!r}. Send application/json.")
-    body = await _body(request)
+    body = await _body(request, max_bytes)
     try:
         plain = json.loads(body, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -106,30 +108,43 @@ async def document(request: Request) -> dict[str, Any]:
 
 async def body_of(request: Request, kind: type[T]) -> T:
     """The body as one of the small classes of `wire.api`."""
+    plain = await document(request)
     try:
-        return decode(await document(request), kind)
+        return decode(plain, kind)
     except InvalidDocument as error:
-        faults = [fault(error.field, error.value, error.problem, error.fix)]
-        raise Refused(422, told("The body", 1), faults) from None
+        raise _unreadable(error) from None
 
 
-async def _body(request: Request) -> bytes:
-    too_large = Refused(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", headers={"Connection": "close"})
+async def registry(request: Request) -> ProfileRegistry:
+    """The body as a profile registry, as it is written to files."""
+    plain = await document(request, MAX_REGISTRY_BYTES)
+    try:
+        return codec.unwrap(plain, ProfileRegistry)
+    except InvalidDocument as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: InvalidDocument) -> Refused:
+    return Refused(422, told("The body", 1), [fault(error.field, error.value, error.problem, error.fix)])
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    too_large = Refused(413, f"The body is larger than {max_bytes} bytes.", headers={"Connection": "close"})
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+    if announced.isdecimal() and int(announced) > max_bytes:
         raise too_large
     parts: list[bytes] = []
     size = 0
     try:
         async for part in request.stream():
             size += len(part)
-            if size <= MAX_BODY_BYTES:
+            if size <= max_bytes:
                 parts.append(part)
             elif size > MAX_DRAINED_BYTES:
                 raise too_large
     except ClientDisconnect:
         raise Refused(400, "The connection ended before the body did.") from None
-    if size > MAX_BODY_BYTES:
+    if size > max_bytes:
         raise too_large
     return b"".join(parts)
 

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 import pollux
-from pollux.core import Job, JobId, NodeId
+from pollux.core import Job, JobId, NodeId, ProfileRegistry, dumps
 from pollux.service import openapi, requests, views
 from pollux.service.auth import Guard, check_token
 from pollux.service.problems import Refused, answer_to, answer_to_http, fault, json_answer, told
@@ -180,6 +180,17 @@ class Answers:
         is_cut = len(found) == limit and asked.query["last"] is None
         # Up to `seen` there is nothing else about this job: the next question need not search there again.
         return api.EventPage(tuple(map(views.event_view, found)), found[-1].number if is_cut else seen)
+
+    async def list_kinds(self, _asked: Asked) -> api.KindList:
+        return views.kind_list(self._service.scheduler.state.pool.kinds)
+
+    async def export_kinds(self, _asked: Asked) -> Response:
+        registry = ProfileRegistry(self._service.scheduler.state.pool.kinds, f"pollux {pollux.__version__}")
+        return Response(dumps(registry), media_type="application/json")
+
+    async def import_kinds(self, asked: Asked) -> api.KindList:
+        self._service.import_kinds(await requests.registry(asked.request), replaces=asked.query["replace"])
+        return await self.list_kinds(asked)
 
     async def shutdown(self, asked: Asked) -> api.Health:
         wanted = (await requests.body_of(asked.request, api.ShutdownRequest)).jobs

@@ -11,6 +11,8 @@ from pollux.wire import api
 
 JOB_DOCUMENT = "JobDocument"
 """Stands for the job specification, whose schema `wire.jobspec` publishes."""
+REGISTRY_DOCUMENT = "RegistryDocument"
+"""Stands for `core.ProfileRegistry` in the envelope of core's codec, as it is written to files."""
 MAX_WAIT_S = 30.0
 MAX_EVENTS = 1000
 MAX_LOG_BYTES = 1 << 20
@@ -43,12 +45,12 @@ class RouteSpec:
     """Of the function in `rest` that answers, and of the operation in the document."""
     summary: str
     answer: Any
-    """A class of `wire.api`; `str`: plain text; `dict`: any JSON object."""
+    """A class of `wire.api`; `str`: plain text; `dict`: any JSON object; REGISTRY_DOCUMENT."""
     status: int = 200
     parameters: tuple[Parameter, ...] = ()
     """Of the query."""
     body: Any = None
-    """What must be sent: a class of `wire.api`, or JOB_DOCUMENT."""
+    """What must be sent: a class of `wire.api`, JOB_DOCUMENT or REGISTRY_DOCUMENT."""
     changes: bool = False
     """It gives an order, which a service that is recovering does not take."""
     is_open: bool = False
@@ -165,6 +167,18 @@ ROUTES: tuple[RouteSpec, ...] = (
             Parameter("job", str, "Only about this job: its id or its name."),
             Parameter("wait_s", float, "If there are none, wait so many seconds for one.", 0.0, 0.0, MAX_WAIT_S),
         ),
+    ),
+    RouteSpec("GET", "/v1/kinds", "list_kinds", "The profile registry: what is known of each kind.", api.KindList),
+    RouteSpec("GET", "/v1/kinds/export", "export_kinds", "The profile registry, to be kept.", REGISTRY_DOCUMENT),
+    RouteSpec(
+        "POST",
+        "/v1/kinds/import",
+        "import_kinds",
+        "Add what another cluster has learnt to the profile registry.",
+        api.KindList,
+        parameters=(Parameter("replace", bool, "In place of all that is there.", False),),
+        body=REGISTRY_DOCUMENT,
+        changes=True,
     ),
     RouteSpec(
         "POST",

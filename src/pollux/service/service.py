@@ -20,18 +20,22 @@ from pollux.core import (
     Event,
     Job,
     JobCancelled,
+    JobFailed,
+    JobFinished,
     JobId,
     JobPaused,
     JobRescaled,
     JobResumed,
     JobSpec,
     JobSubmitted,
+    KindsImported,
     MakePlan,
     Node,
     NodeDrained,
     NodeId,
     NodeJoined,
     Phase,
+    ProfileRegistry,
     RoundDue,
     dumps,
     loads,
@@ -41,6 +45,7 @@ from pollux.policies import registry
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler, SchedulerOptions
 from pollux.scheduler.reports import is_news
+from pollux.service.experience import Experience
 from pollux.service.options import ServiceOptions
 from pollux.service.place import ClusterFolder
 from pollux.service.placing import hopeless, waits_for
@@ -79,7 +84,7 @@ class Service:
         self.is_recovering = True
         self.is_ending = False
         self.log = store
-        self.policy = registry.policy_class(options.policy)
+        self.policy = registry.make(options.policy, options.policy_options)
         self.scheduler = Scheduler(
             store,
             SchedulerOptions(seed=options.seed, retry_pause_s=options.retry_pause_s, abandoned_starts_fail=True),
@@ -93,6 +98,7 @@ class Service:
             self.scheduler,
             store,
             self._launch,
+            Experience(self.policy.shares_experience),
             self._hear,
             self._hear_report,
             options.node_grace_s,
@@ -243,6 +249,10 @@ class Service:
             raise Permanent(f"Node {node} is away: it takes jobs again when its daemon answers.")
         self._hear(NodeJoined(found, cause="api"), None)
 
+    def import_kinds(self, registry: ProfileRegistry, *, replaces: bool) -> None:
+        """Add to the profile registry, or put all of it in place of what is there."""
+        self._hear(KindsImported(registry.kinds, replaces, cause="api"), None)
+
     def _request(self, job_id: JobId, event: Event) -> Job:
         job = self.job(job_id)
         if job.phase.is_terminal:
@@ -321,6 +331,8 @@ class Service:
 
     def _hear(self, event: Event, origin: NodeId | None) -> None:
         """Every event comes through here."""
+        if isinstance(event, JobFinished | JobFailed) and event.job in self._fresh:
+            self._tell_report(event.job)  # the registry is to have what it measured last
         if not is_news(self.scheduler.state, event):
             log.info("heard again %s", type(event).__name__, extra=_told(event, origin))
             return
@@ -371,12 +383,15 @@ class Service:
     def _tell_reports(self) -> None:
         """The scheduler needs to know how jobs stand when it plans, and not more often."""
         for job_id in sorted(self._fresh):
-            report = self._reports[job_id]
-            job = self.scheduler.state.jobs.get(job_id)
-            if job is not None and job.expects(report.generation):
-                self._hear(report.as_event(), None)
-                self.log.put(f"report/{job_id}", dumps(report))
-        self._fresh.clear()
+            self._tell_report(job_id)
+
+    def _tell_report(self, job_id: JobId) -> None:
+        report = self._reports[job_id]
+        job = self.scheduler.state.jobs.get(job_id)
+        if job is not None and job.expects(report.generation):
+            self._hear(report.as_event(), None)
+            self.log.put(f"report/{job_id}", dumps(report))
+        self._fresh.discard(job_id)
 
     def _ring(self) -> None:
         bell, self._bell = self._bell, asyncio.Event()

@@ -13,9 +13,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pollux
-from pollux.core import Cluster, FrozenMap, Job, JobId, JobModel, NodeId, Phase, Progress
+from pollux.core import Cluster, FrozenMap, Job, JobId, JobModel, KindProfile, NodeId, Phase, Progress, kind_of
 from pollux.service import events_text
-from pollux.wire.api import ClusterView, EventView, JobDetail, JobView, NodeView
+from pollux.wire.api import ClusterView, EventView, JobDetail, JobView, KindList, KindView, NodeView
 from pollux.wire.messages import AgentReport
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def job_detail(
         max_batch_size=wishes.max_batch_size if limits is None else limits.max_batch_size,
         realloc_delay_s=None if model is None else model.realloc_delay_s,
         fit_error=None if model is None else _fit_error(job, model, cluster or Cluster()),
+        kind=kind_of(job) or (None if model is None else model.fingerprint),
     )
 
 
@@ -126,6 +127,25 @@ def cluster_view(service: Service, now_s: float) -> ClusterView:
         free_gpus=sum(node.free_gpus for node in nodes),
         nodes=tuple(nodes),
         num_jobs=FrozenMap(Counter(job.phase.value for job in (*state.jobs.values(), *state.ended.values()))),
+    )
+
+
+def kind_list(kinds: FrozenMap[str, KindProfile]) -> KindList:
+    """The profile registry in figures."""
+    return KindList(tuple(_kind_view(kind, known) for kind, known in kinds.items()))
+
+
+def _kind_view(kind: str, known: KindProfile) -> KindView:
+    observations = known.profile.observations
+    return KindView(
+        kind=kind,
+        jobs=known.num_jobs,
+        observations=len(known.profile),
+        gpu_types=tuple(observations),
+        max_gpus=max((key.shape.num_gpus for of_type in observations.values() for key in of_type), default=0),
+        work=known.work.mean,
+        realloc_delay_s=known.realloc_delay_s.mean,
+        updated_at_s=known.latest_s,
     )
 
 

@@ -40,6 +40,7 @@ from pollux.errors import PolluxError, StaleGeneration, Temporary, UnknownName
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler
 from pollux.service.daemon_link import Callbacks, DaemonLink
+from pollux.service.experience import Experience
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import (
     Forget,
@@ -80,6 +81,7 @@ class World:
         scheduler: Scheduler,
         facts: Facts,
         launch: Callable[[JobSpec], Launch],
+        experience: Experience,
         hear: Callable[[Event, NodeId | None], None],
         on_report: Callable[[AgentReport], None],
         grace_s: float,
@@ -89,6 +91,7 @@ class World:
         self._scheduler = scheduler
         self._facts = facts
         self._launch = launch
+        self._experience = experience
         self._hear = hear
         self._on_report = on_report
         self._grace_s = grace_s
@@ -176,7 +179,8 @@ class World:
             case StartJob(job, generation, allocation):
                 self._start(job, generation, allocation)
             case ResizeJob(job, generation, allocation):
-                self._ask_home(job, ResizeRun(job, generation, allocation, self._addresses(allocation)))
+                told = self._told(self._job(job))
+                self._ask_home(job, ResizeRun(job, generation, allocation, self._addresses(allocation), told))
             case StopJob(job, generation, reason=StopReason.SUPERSEDED) if origin in self._links:
                 self._links[origin].send(StopRun(job, generation, StopReason.SUPERSEDED))
             case StopJob(job, generation, reason):
@@ -192,7 +196,7 @@ class World:
                 self._ask_home(job.id, StopRun(job.id, job.issued_generation, StopReason.PREEMPTED))
 
     def _start(self, job: JobId, generation: int, allocation: Allocation) -> None:
-        spec = self._job(job).spec
+        wanted = self._job(job)
         remembered = self._home_and_generation(job)
         if remembered is not None and remembered[1] == generation:
             home = remembered[0]
@@ -201,13 +205,18 @@ class World:
             home = next((node for node in nodes if self.is_there(node)), nodes[0])
             self._facts.put(f"home/{job}", f"{generation} {home}")
         try:
-            launch = self._launch(spec)
+            launch = self._launch(wanted.spec)
         except PolluxError as error:
             self._later(JobFailed(job, generation, str(error)))
             return
         if launch.is_plain:
             allocation = Allocation.of({node: 1 for node in allocation.gpus})  # one process, whatever it holds
-        self._ask_home(job, RunJob(job, generation, launch, allocation, self._addresses(allocation, home)))
+        told = "" if launch.is_plain else self._told(wanted)
+        self._ask_home(job, RunJob(job, generation, launch, allocation, self._addresses(allocation, home), told))
+
+    def _told(self, job: Job) -> str:
+        """What it is told of its kind."""
+        return self._experience.of(job, self._scheduler.state.pool.kinds)
 
     def _ask_home(self, job: JobId, request: RunRequest) -> None:
         found = self._home_and_generation(job)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -83,6 +82,8 @@ def read_cluster(path: Path, default_gpu_type: str) -> ClusterFile:
 
 
 def _parse(path: Path) -> dict[str, object]:
+    import tomllib  # slow, and most runs read no such file
+
     parsers: dict[str, Callable[[str], object]] = {".toml": tomllib.loads, ".json": _load_json}
     parse = parsers.get(path.suffix.lower())
     if parse is None:

@@ -19,6 +19,7 @@ ARTIFACT: Mapping[str, object] = {
     "agent.single_gpu_accumulation": True,
     "agent.published_grid": True,
     "agent.published_fit": True,
+    "agent.kind_prior": False,
     "agent.pinned": ["ncf"],
     "scheduler.in_place": False,
 }
@@ -29,6 +30,7 @@ ARTIFACT_POLLUX: Mapping[str, object] = {
     "policy.solver": "genetic",
     "policy.published_search": True,
     "policy.realloc_delay_s": 30.0,
+    "policy.churn_factor": 1.0,
     "policy.penalise_first_start": True,
     "policy.one_node_fair_share": True,
     "policy.max_gpus": 64,

@@ -10,19 +10,19 @@ from __future__ import annotations
 from pollux.simulator.workload import WorkloadJob
 
 FOUR = (
-    WorkloadJob("bert", 0.0, "bert:0.18", 2, 24),
-    WorkloadJob("cifar10", 40.0, "cifar10:0.18", 2, 256),
-    WorkloadJob("ncf", 160.0, "ncf:5", 1, 2048),
-    WorkloadJob("deepspeech2", 250.0, "deepspeech2:0.07", 2, 80),
+    WorkloadJob("bert", 0.0, "bert:0.16", 2, 24),
+    WorkloadJob("cifar10", 30.0, "cifar10:0.16", 2, 256),
+    WorkloadJob("ncf", 140.0, "ncf:5.2", 1, 2048),
+    WorkloadJob("deepspeech2", 270.0, "deepspeech2:0.063", 2, 80),
 )
 
 SIX = (
     WorkloadJob("bert", 0.0, "bert:0.22", 1, 12),
-    WorkloadJob("yolov3", 75.0, "yolov3:0.14", 4, 32),
-    WorkloadJob("cifar10", 560.0, "cifar10:0.38", 1, 128),
-    WorkloadJob("ncf", 720.0, "ncf:10", 1, 2048),
+    WorkloadJob("yolov3", 75.0, "yolov3:0.15", 4, 32),
+    WorkloadJob("cifar10", 590.0, "cifar10:0.34", 1, 128),
+    WorkloadJob("ncf", 720.0, "ncf:9.5", 1, 2048),
     WorkloadJob("deepspeech2", 750.0, "deepspeech2:0.04", 1, 40),
-    WorkloadJob("imagenet", 1010.0, "imagenet:0.004", 2, 400),
+    WorkloadJob("imagenet", 1020.0, "imagenet:0.004", 2, 400),
 )
 
 TWELVE = (

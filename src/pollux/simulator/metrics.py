@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pollux.core import Job
+from pollux.core import FrozenMap, Job, KindProfile
 from pollux.simulator.fairness import Fairness
 from pollux.simulator.timeline import History, Timeline
 
@@ -80,6 +80,8 @@ class Outcome:
     """None if it was not measured."""
     histories: Mapping[str, History] | None = None
     """Of each job, by its name; None if nobody asked for them."""
+    kinds: FrozenMap[str, KindProfile] = field(default_factory=FrozenMap)
+    """The profile registry at the end; empty if the policy has no use for reports."""
 
     def figures(self) -> dict[str, Any]:
         """All figures but those of single jobs and of single rounds."""

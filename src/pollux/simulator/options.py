@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from zlib import crc32
 
 from pollux.core import FrozenMap, checks
 from pollux.errors import InvalidSpec
@@ -70,6 +71,13 @@ class AgentOptions:
     """Choose among the artifact's 50 batch sizes instead of our grid."""
     published_fit: bool = False
     """Fit with the artifact's loss instead of ours."""
+    kind_prior: bool = True
+    """When it is put on GPUs, it is told what jobs of its kind that have ended measured, and tunes by that and by what
+    it measures itself; only under a policy that shares it."""
+    declares_length: bool = True
+    """Training loops say how much work there is in all."""
+    length_error: float = 1.0
+    """And are wrong about what is left by a factor of up to this, either way (log-uniform, by the job's name)."""
     pinned: tuple[str, ...] = ()
     """Applications that keep one GPU, and where batch sizes adapt their largest one (artifact: ncf)."""
 
@@ -77,6 +85,13 @@ class AgentOptions:
         checks.finite(InvalidSpec, "agent.report_interval_s", self.report_interval_s, 0, above=True)
         checks.finite(InvalidSpec, "agent.first_report_s", self.first_report_s, 0, above=True, optional=True)
         checks.finite(InvalidSpec, "agent.hysteresis", self.hysteresis, 1)
+        checks.finite(InvalidSpec, "agent.length_error", self.length_error, 1)
+
+    def length_factor(self, job: str) -> float | None:
+        """By which the training loop of that job is wrong about what is left; None if it says nothing."""
+        if not self.declares_length:
+            return None
+        return float(self.length_error ** (2.0 * crc32(job.encode()) / 0xFFFFFFFF - 1.0))
 
 
 RESTARTS = SchedulerOptions(in_place=False)

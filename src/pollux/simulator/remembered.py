@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +57,8 @@ class Remembered:
         if not self._is_new or self._file is None:
             return
         self._values = {**self._load(), **self._values}
+        import tempfile  # slow, and mostly there is nothing new
+
         text = json.dumps([[key, times] for key, times in self._values.items()])
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pollux.core import Allocation, Cluster, JobId, JobSpec, Progress
+from functools import cached_property
+
+from pollux.core import Allocation, Cluster, GradientStats, JobId, JobSpec, Progress
 from pollux.goodput import gain
 from pollux.simulator.agent import Agent
+from pollux.simulator.knowledge import Knowledge
 from pollux.simulator.options import AgentOptions, RankOrder
 from pollux.simulator.truth import Truth
 
@@ -12,28 +15,34 @@ from pollux.simulator.truth import Truth
 class Training:
     """How far a job has come; survives every loss of its GPUs."""
 
-    def __init__(self, spec: JobSpec, truth: Truth, options: AgentOptions) -> None:
+    def __init__(self, spec: JobSpec, truth: Truth, options: AgentOptions, knowledge: Knowledge | None = None) -> None:
+        self.id: JobId = spec.id
         self.spec = spec
         self.truth = truth
-        self.agent = Agent(spec, truth.limits, options)
+        self.agent = Agent(spec, truth.limits, options, knowledge)
         self.progress = 0.0
         """In iterations at M0."""
         self.epoch = 0
         """The statistical epoch that it is in; as many as there are once it is done."""
         self.batch_size = truth.limits.initial_batch_size
         """In use, or last in use."""
-
-    @property
-    def id(self) -> JobId:
-        return self.spec.id
+        self._length_factor = options.length_factor(spec.id)
 
     @property
     def is_done(self) -> bool:
         return self.epoch >= self.truth.epochs
 
+    @cached_property
+    def length(self) -> float:
+        """Progress at its end."""
+        return self.truth.epoch_end(self.truth.epochs - 1)
+
     def summary(self) -> Progress:
         """What its training loop knows and may report: the length of a run is declared, not guessed."""
-        return Progress(self.progress, self.truth.epoch_end(self.truth.epochs - 1), 0.0)
+        if self._length_factor is None:
+            return Progress(self.progress)
+        total = self.progress + self._length_factor * (self.length - self.progress)
+        return Progress(self.progress, total, 0.0)
 
     def fall_back(self) -> None:
         """To the last checkpoint, written when the epoch began."""
@@ -69,15 +78,26 @@ class Run:
         """What interference leaves of its speed."""
         self.version = 0
         """Grows with every change of speed: what was predicted before does not hold any more."""
+        self.m = self.s = 0
+        """Per-GPU batch size and accumulation steps in use; m is 0 before the first tuning."""
+        self.gradient: GradientStats | None = None
+        """That of the present epoch and batch size, which its speed was found with."""
+        self._measured: int | None = None
+        """The per-GPU batch size that was measured last: on the same GPUs it tells nothing new."""
         self.tune()
 
     def tune(self) -> None:
         """Let the agent choose its batch size for the GPUs at hand, and find out how fast that goes."""
         training = self.training
         gradient = training.truth.gradient(training.epoch, training.batch_size)
-        self.m, self.s = training.agent.tune(self.gpu_type, self.shape, gradient)
-        training.batch_size = self.shape.num_gpus * self.m * (self.s + 1)
-        self.passes = training.truth.passes(self.gpu_type, self.placement, self.m)
+        m, s = training.agent.tune(self.gpu_type, self.shape, gradient)
+        if m != self.m or s != self.s:
+            self.m, self.s = m, s
+            training.batch_size = self.shape.num_gpus * m * (s + 1)
+            self.passes = training.truth.passes(self.gpu_type, self.placement, m)
+        elif gradient is self.gradient:
+            self.version += 1  # as fast as before, but progress was counted meanwhile
+            return
         self.find_speed()
 
     def find_speed(self) -> None:
@@ -85,7 +105,7 @@ class Run:
         truth, batch_size = self.training.truth, self.training.batch_size
         self.goal = truth.epoch_end(self.training.epoch)
         """Progress at which the epoch ends."""
-        gradient = truth.gradient(self.training.epoch, batch_size)
+        self.gradient = gradient = truth.gradient(self.training.epoch, batch_size)
         scale = batch_size / truth.limits.initial_batch_size
         worth = float(gain(gradient.sqr, gradient.var, scale))
         seconds = self.passes.iteration(self.s)
@@ -113,5 +133,6 @@ class Run:
 
     def observe(self, now: float) -> None:
         """Let the agent measure what it has been doing, if it has done anything."""
-        if now > self.ready_at_s:
+        if now > self.ready_at_s and self._measured != self.m:
             self.training.agent.observe(self.gpu_type, self.shape, self.m, self.passes)
+            self._measured = self.m

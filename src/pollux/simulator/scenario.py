@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from pollux import __version__, applications
-from pollux.core import BatchLimits, Cluster, Event, JobId, JobSpec, NodeJoined, encode
+from pollux.core import (
+    BatchLimits,
+    Cluster,
+    Event,
+    FrozenMap,
+    JobId,
+    JobSpec,
+    KindProfile,
+    KindsImported,
+    NodeJoined,
+    encode,
+)
 from pollux.errors import InvalidInput, InvalidSpec, PolluxError, UnknownName
 from pollux.policies import Policy, registry
 from pollux.scheduler import EventLog, Record, SavedState
@@ -47,6 +58,8 @@ class Scenario:
     """Also keep what every job did over time; needs memory for each change."""
     content: Workload | None = None
     """The jobs, where they are in no file; `workload` then says what they were made from."""
+    kinds: FrozenMap[str, KindProfile] = field(default_factory=FrozenMap)
+    """What the profile registry holds at the start. Isolated runs for fairness start with nothing."""
 
 
 class NoLog:
@@ -121,6 +134,8 @@ def simulate(
     on_start(len(ready.workload.jobs) * (2 if scenario.fairness else 1))
     jobs, cluster, inputs = ready.workload.jobs, ready.cluster, _inputs(ready)
     world = world_of(jobs, ready.truths, cluster.cluster, ready.policy, scenario.options, cluster.changes, log)
+    if scenario.kinds:
+        world.scheduler.handle(KindsImported(scenario.kinds), world.now)
     world.histories = Histories() if scenario.histories else None
     world.run(on_end)
     _save(ready)
@@ -134,6 +149,7 @@ def simulate(
         world.policy_cpu_s,
         time.process_time() - began,
         histories=None if world.histories is None else {str(job): it for job, it in world.histories.of_job.items()},
+        kinds=world.scheduler.state.pool.kinds,
     )
     return replace(outcome, fairness=_fairness(ready, outcome.jobs, on_end)) if scenario.fairness else outcome
 
@@ -302,6 +318,7 @@ def _inputs(ready: Prepared) -> dict[str, Any]:
         "interval_s": options.interval_s,
         "early_gap_s": options.early_gap_s,
         "seed": options.seed,
+        "registry": {kind: known.num_jobs for kind, known in scenario.kinds.items()},
         "world": encode(options.world),
         "agent": encode(options.agent),
         "scheduler": {"in_place": options.scheduler.in_place},

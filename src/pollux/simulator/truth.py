@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -329,9 +330,14 @@ def _mean_times(steps: Iterable[tuple[Key, StepTime]]) -> dict[Key, tuple[float,
     for key, step in steps:
         groups[key].append(_times(step))
     return {
-        key: (sum(step for step, _ in pairs) / len(pairs), sum(sync for _, sync in pairs) / len(pairs))
+        key: pairs[0] if len(pairs) == 1 else (_mean(step for step, _ in pairs), _mean(sync for _, sync in pairs))
         for key, pairs in groups.items()
     }
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
 
 
 def _times(step: StepTime) -> tuple[float, float]:
@@ -342,6 +348,7 @@ def _coordinates(step: StepTime) -> tuple[int, int, int]:
     return len(step.placement), sum(step.placement), step.per_gpu_batch_size
 
 
+@lru_cache(maxsize=4096)
 def _canonical(placement: Placement) -> Placement:
     """The smallest rotation: around a ring it does not matter where one begins."""
     return min((placement[first:] + placement[:first] for first in range(len(placement))), default=())

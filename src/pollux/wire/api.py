@@ -108,6 +108,8 @@ class JobDetail:
     """What one re-allocation of it costs, as measured."""
     fit_error: float | None
     """Mean relative error of the throughput model, on the GPUs it runs on."""
+    kind: str | None = None
+    """Under which the profile registry files it: `application`, else the fingerprint that its agent reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,33 @@ class LogList:
     """The logs of a job, on all nodes that answer."""
 
     logs: tuple[LogFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KindView:
+    """What the profile registry holds of one kind of job, in figures."""
+
+    kind: str
+    """What owners call the application, else a fingerprint of script and model."""
+    jobs: int
+    """How many have ended and gone in."""
+    observations: int
+    """Different GPU types, shapes and per-GPU batch sizes that were measured."""
+    gpu_types: tuple[str, ...]
+    max_gpus: int
+    """The most that a job was measured on; 0: nothing was measured."""
+    work: float | None
+    """Mean length of those that succeeded, in examples at the initial batch size."""
+    realloc_delay_s: float | None
+    """Mean cost of a re-allocation."""
+    updated_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindList:
+    """The profile registry, in order of the names of kinds."""
+
+    kinds: tuple[KindView, ...]
 
 
 @dataclass(frozen=True, slots=True)

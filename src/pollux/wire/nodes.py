@@ -66,6 +66,9 @@ class RunJob(OfGeneration):
     launch: Launch
     allocation: Allocation
     addresses: FrozenMap[NodeId, str] = field(default_factory=FrozenMap)
+    experience: str = field(default="", repr=False)
+    """A document, `Profile`: what other jobs of its kind have measured, for the agent; empty: nothing. Daemons hand it
+    on unread, so that nothing in it keeps a job from its start."""
 
 
 @register
@@ -75,6 +78,8 @@ class ResizeRun(OfGeneration):
 
     allocation: Allocation
     addresses: FrozenMap[NodeId, str] = field(default_factory=FrozenMap)
+    experience: str = field(default="", repr=False)
+    """As in `RunJob`, by now."""
 
 
 @register
@@ -173,6 +178,8 @@ class Spawn(OfGeneration):
     launch: Launch
     seats: tuple[Seat, ...]
     store: str
+    experience: str | None = field(default=None, repr=False)
+    """As in `RunJob`, for the first replica; None: it is not among these."""
 
 
 @register
@@ -183,6 +190,8 @@ class Tell:
     job: JobId
     replica: str
     instruction: Instruction
+    experience: str | None = field(default=None, repr=False)
+    """As in `Spawn`."""
 
 
 @register

@@ -23,6 +23,7 @@ from pollux.wire.api import (
     JobDetail,
     JobList,
     JobView,
+    KindList,
     LogList,
     Problem,
     ScaleRequest,
@@ -144,6 +145,18 @@ class ServiceClient:
         """What came after that number; if there is nothing, wait up to `wait_s` (30 at most) for the first."""
         wanted = {"after": after, "last": last, "limit": limit, "job": job, "wait_s": wait_s or None}
         return self._read(self._ask("/v1/events", wanted, patience_s=wait_s)[0], EventPage)
+
+    def kinds(self) -> KindList:
+        """The profile registry in figures."""
+        return self._get("/v1/kinds", KindList)
+
+    def export_kinds(self) -> dict[str, Any]:
+        """The profile registry as the document that `import_kinds` takes."""
+        return self._json(self._ask("/v1/kinds/export")[0])
+
+    def import_kinds(self, document: Mapping[str, object], *, replace: bool = False) -> KindList:
+        """Add a registry to the service's; `replace`: put it in its place."""
+        return self._post("/v1/kinds/import", KindList, dict(document), replace=True if replace else None)
 
     def shutdown(self, jobs: str = "leave") -> Health:
         """Have the service end: `leave` lets the jobs go on, `stop` has them save and end."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 from pollux.core import JobId, NodeId
 from pollux.goodput.numerics import FloatArray
+from pollux.policies.pollux.genetic import Genetic, Problem
 from pollux.policies.pollux.objective import Objective
-from pollux.policies.pollux.problem import Problem
+from pollux.policies.pollux.solver import Budget
 
 POWERS = (-10.0, -1.0, 0.0, 1.0)
 
@@ -59,6 +59,23 @@ def problem(
     )
 
 
+class Answer(NamedTuple):
+    """What a solver answered, in the terms of its problem."""
+
+    allocation: FloatArray  # [J, N]
+    fitness: float
+    stats: Mapping[str, float]
+
+
+def answer(of: Problem, solver: Genetic, seed: int = 0, **budget: Any) -> Answer:
+    """Checked against what the problem says of it."""
+    found = solver.solve(of, Budget(**budget), np.random.default_rng(seed))
+    allocation = found.rows.matrix(of.num_nodes)
+    assert of.violations(allocation) == []
+    assert found.value == of.values(allocation).sum()
+    return Answer(allocation, of.fitness(allocation), found.stats)
+
+
 @st.composite
 def problems(draw: st.DrawFn, max_jobs: int = 7, max_racks: int = 2) -> Problem:
     """Uneven nodes, fragments, distributed jobs that meet, pins, tight and impossible bounds, jobs that scale badly."""
@@ -102,19 +119,3 @@ def _present(rng: np.random.Generator, nodes: FloatArray, num_jobs: int) -> Floa
             row[node] = rng.integers(0, free[node] + 1)
         free -= row
     return present
-
-
-def packed_plans(problem: Problem) -> Iterator[FloatArray]:
-    """Every answer without violations in which each job has a packed number of GPUs. All nodes must have the same."""
-    (size,) = set(problem.capacity.tolist())
-    rows = [row for row in product(range(size + 1), repeat=problem.num_nodes) if _is_packed(row, size)]
-    for plan in product(rows, repeat=problem.num_jobs):
-        allocation = np.array(plan)
-        if not problem.violations(allocation):
-            yield allocation
-
-
-def _is_packed(row: tuple[int, ...], size: int) -> bool:
-    """Whether these are 1, 2, 4 … GPUs of one node, or whole nodes."""
-    used = [count for count in row if count]
-    return all(count == size for count in used) or (len(used) == 1 and used[0].bit_count() == 1)

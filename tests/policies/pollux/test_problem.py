@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.policies.pollux.problems import problem, problems
 
-from pollux.policies.pollux.problem import Problem
+from pollux.policies.pollux.genetic.problem import Problem
 
 
 def answer(*rows):

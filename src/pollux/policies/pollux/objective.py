@@ -45,6 +45,11 @@ class Objective:
             fix = f"Choose a p within ±{steepest:.0f}: at −10 hardly anybody but the slowest counts already"
             raise InvalidSpec("p", self.p, f"too steep for floor = {self.floor:g}", fix)
 
+    @property
+    def supremum(self) -> float:
+        """No value is higher, whatever the speedup."""
+        return 0.0 if self.p < 0.0 else math.inf
+
     def values(self, speedup: FloatArray) -> FloatArray:
         """Of each job, larger is better. `speedup` is what is left of it after a re-allocation's factor."""
         x = self.scale * speedup + self.floor

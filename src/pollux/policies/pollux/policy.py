@@ -1,43 +1,41 @@
-"""Pollux as a policy: from a snapshot to problems, one a GPU type, and from their solutions to a plan."""
+"""Pollux as a policy: what it may give, and what that is worth to FITNESS_p. The rest is in `sharing`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import lru_cache
 
 import numpy as np
 
-from pollux.core import Allocation, Cluster, FrozenMap, Job, JobId, Node, Plan, Shape, Snapshot, checks
+from pollux.core import Cluster, Shape, checks
 from pollux.errors import InvalidSpec, UnknownName
-from pollux.goodput import BatchOptions
-from pollux.goodput.numerics import FloatArray
-from pollux.policies.base import Policy
+from pollux.goodput.numerics import FloatArray, Real
 from pollux.policies.packing import packed_shapes
-from pollux.policies.pollux.gpu_types import Holdings, by_gpu_type, second_choices
 from pollux.policies.pollux.objective import Objective
-from pollux.policies.pollux.packed import Packed
-from pollux.policies.pollux.problem import Problem
-from pollux.policies.pollux.solver import Budget, Solver
-from pollux.policies.pollux.speedups import Speedups, spreads_known_to
+from pollux.policies.pollux.reach import Reach
+from pollux.policies.pollux.roster import Facts, Roster
+from pollux.policies.pollux.sharing import Sharing
+from pollux.policies.pollux.solver import Budget, Solution
+from pollux.policies.pollux.solver.priced import Priced
+from pollux.policies.pollux.values import Question, choices_of
 
 
 @dataclass
-class Pollux(Policy):
+class Pollux(Sharing):
     """Goodput, shared fairly: GPUs where they speed up jobs most over their fair share; batch sizes follow."""
 
-    reads_models: ClassVar[bool] = True
-    adapts_gpus: ClassVar[bool] = True
-    adapts_batch: ClassVar[bool] = True
-
-    solver: str = "packed"
-    """`packed`, fast and deterministic, or `genetic`, the paper's search."""
+    solver: str = "priced"
+    """`priced`, near the optimum and provably so, or `genetic`, the paper's search."""
     p: float = -1.0
     """Of the power mean: 1 seeks throughput, −1 is the paper's default, −10 hardly sees anybody but the slowest."""
     realloc_delay_s: float | None = None
     """What a re-allocation is taken to cost; None: as each job has measured it."""
     unmeasured_delay_s: float = 30.0
     """What it is taken to cost before a job has measured it (paper, section 5.3)."""
+    churn_factor: float = 0.95
+    """What else is left of the speedup of a job that runs and is moved: below 1, fewer jobs are."""
     growth: int = 2
     """A job may get so many times the GPUs that it has been measured with."""
     avoid_interference: bool = True
@@ -66,6 +64,9 @@ class Pollux(Policy):
             raise UnknownName("pollux.solver", self.solver, SOLVERS)
         checks.finite(InvalidSpec, "pollux.realloc_delay_s", self.realloc_delay_s, 0, optional=True)
         checks.finite(InvalidSpec, "pollux.unmeasured_delay_s", self.unmeasured_delay_s, 0)
+        checks.finite(InvalidSpec, "pollux.churn_factor", self.churn_factor, 0)
+        if self.churn_factor > 1.0:
+            raise InvalidSpec("pollux.churn_factor", self.churn_factor, "must be at most 1", "1 is no extra charge")
         checks.whole(InvalidSpec, "pollux.growth", self.growth, 1)
         checks.whole(InvalidSpec, "pollux.max_gpus", self.max_gpus, 1, optional=True)
         checks.whole(InvalidSpec, "pollux.max_nodes", self.max_nodes, 1, optional=True)
@@ -75,151 +76,79 @@ class Pollux(Policy):
             raise InvalidSpec(f"pollux.{error.field}", error.value, error.problem, error.fix) from None
         checks.whole(InvalidSpec, "pollux.population", self.population, 1)
         checks.whole(InvalidSpec, "pollux.generations", self.generations, 1)
-        self._by_type: dict[str, tuple[Speedups, Solver]] = {}
-        self._stats: dict[str, float] = {}
+        super().__post_init__()
+        self._asks: dict[str, tuple[Ask, Reach]] = {}
 
-    def plan(self, snapshot: Snapshot, seed: int) -> Plan:
-        rng = np.random.Generator(np.random.PCG64(seed))
-        holdings = Holdings.of(snapshot)
-        groups = by_gpu_type(snapshot, holdings)
-        self._stats = {}
-        allocations: dict[JobId, Allocation] = {}
-        settled: set[JobId] = set()
-        waiting = list(groups)
-        while waiting:
-            for gpu_type in waiting:
-                if groups[gpu_type]:
-                    allocations |= self._solve(snapshot, holdings, gpu_type, groups[gpu_type], rng)
-            waiting = second_choices(snapshot.cluster, groups, allocations, settled) if len(groups) > 1 else []
-        return Plan(FrozenMap({job: allocation for job, allocation in allocations.items() if allocation}))
-
-    def _solve(
-        self, snapshot: Snapshot, holdings: Holdings, gpu_type: str, jobs: Sequence[Job], rng: np.random.Generator
-    ) -> dict[JobId, Allocation]:
-        """Who gets which GPUs of that type, nothing included."""
-        now_s = snapshot.time_s
-        # Those that must keep what they have, then those who have had least.
-        order = sorted(
-            jobs, key=lambda job: (job.id not in holdings.pinned, job.attained_gpu_s_at(now_s), job.sequence)
-        )
-        speedups, solver = self._tools(gpu_type)
-        problem = self._problem(snapshot, holdings, gpu_type, order, speedups)
-        solution = solver.solve(problem, Budget(), rng)
-        facts = {"fitness": solution.fitness, "bound": solution.bound, **solution.stats}
-        prefix = f"{gpu_type}." if len(snapshot.cluster.gpu_types) > 1 else ""
-        self._stats |= {f"{prefix}{name}": float(fact) for name, fact in facts.items() if fact is not None}
-        return _allocations(problem, solution.allocation, holdings)
-
-    def stats(self) -> Mapping[str, float]:
-        return self._stats
-
-    def _tools(self, gpu_type: str) -> tuple[Speedups, Solver]:
-        """What is remembered about the jobs and the searches of that type."""
-        if gpu_type not in self._by_type:
-            options = BatchOptions(
-                single_gpu_accumulation=self.single_gpu_accumulation, published_grid=self.published_grid
-            )
-            self._by_type[gpu_type] = Speedups(gpu_type, options), SOLVERS[self.solver](self)
-        return self._by_type[gpu_type]
-
-    def _problem(
-        self, snapshot: Snapshot, holdings: Holdings, gpu_type: str, jobs: Sequence[Job], speedups: Speedups
-    ) -> Problem:
-        """The round as numbers, for the jobs that are to run on GPUs of that type."""
-        nodes = [node for node in snapshot.cluster if node.schedulable and node.gpu_type == gpu_type]
-        capacity = np.array([node.num_gpus for node in nodes], dtype=np.int64)
-        racks = {name: index for index, name in enumerate(sorted({node.rack for node in nodes}))}
-        models = speedups.prepare(jobs)
-        known = frozenset(model.model for model in models if model is not None)
-        spreads = spreads_known_to(known, len(nodes), len(racks))
-        present = _present(jobs, nodes, holdings)
-        bounds = [self._bounds(job, held) for job, held in zip(jobs, present.sum(axis=1).tolist(), strict=True)]
-        least, most = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
-        total = int(capacity.sum())
-        most = np.minimum(most, [int(capacity.max()) if job.spec.single_node else total for job in jobs])
-        fair = self._fair_share(snapshot.cluster, gpu_type, -(-total // len(jobs)))
-        return Problem(
-            tuple(job.id for job in jobs),
-            tuple(node.id for node in nodes),
-            capacity,
-            np.array([racks[node.rack] for node in nodes], dtype=np.int64),
-            spreads.of,
-            present,
-            np.array([job.id in holdings.pinned for job in jobs], dtype=bool),
-            least,
-            most,
-            speedups.table(jobs, np.maximum(most, present.sum(axis=1)), spreads, int(capacity.max()), fair),
-            np.array([self._factor(job, snapshot.time_s) for job in jobs]),
-            Objective(self.p, len(nodes) / total, self.floor),
-            self.avoid_interference,
-            self.max_nodes or len(nodes),
-            np.array([job.spec.single_node for job in jobs], dtype=bool),
-        )
+    def _answer(self, roster: Roster, facts: Facts, rng: np.random.Generator) -> tuple[Solution, dict[str, float]]:
+        nodes, factor = facts.nodes, self._factor(facts)
+        fair_share = self._fair_share(facts.moment.snapshot.cluster, roster.gpu_type, -(-nodes.total // len(facts)))
+        objective = _objective(self.p, len(nodes.ids) / nodes.total, self.floor)
+        if roster.gpu_type not in self._asks:
+            self._asks[roster.gpu_type] = SOLVERS[self.solver](self), Reach()
+        ask, reach = self._asks[roster.gpu_type]
+        most = facts.most(self.growth * facts.observed, self.max_gpus)
+        may_be_cut = self.solver == "priced" and math.isfinite(objective.supremum)
+        while True:
+            may_have = reach.cut(facts, most) if may_be_cut else most
+            columns = roster.columns(facts, may_have, self.max_nodes)
+            fair_goodput, is_cut = roster.goodput_on(columns, fair_share), None if may_have is most else may_have < most
+            question = Question(columns, fair_share, fair_goodput, factor, objective, self.avoid_interference, is_cut)
+            solution = ask(question, rng)
+            if not len(solution.cut_short):
+                return solution, _told(solution, objective, len(facts))
+            reach.extend(facts, solution.cut_short, may_have)
 
     def _fair_share(self, cluster: Cluster, gpu_type: str, num_gpus: int) -> Shape:
         """The shape of an equal part of the cluster."""
         return Shape(num_gpus) if self.one_node_fair_share else packed_shapes(cluster, gpu_type)[num_gpus - 1]
 
-    def _bounds(self, job: Job, held: int) -> tuple[int, int]:
-        """Fewest and most GPUs that it may have in this round."""
-        least, most = job.spec.gpu_bounds
-        observed = 0
-        limits = [limit for limit in (most, self.max_gpus) if limit is not None]
-        if job.model is not None:
-            observed = max((fit.max_gpus_observed for fit in job.model.throughput.values()), default=0)
-            largest = job.spec.requested_batch_size if job.spec.fixed_batch else job.model.limits.max_batch_size
-            largest = largest or job.model.limits.initial_batch_size
-            limits.append(max(largest // job.model.limits.min_per_gpu_batch_size, least))
-        return least, min([max(self.growth * observed, held, least), *limits])
+    def _factor(self, facts: Facts) -> FloatArray:
+        """[J] REALLOC_FACTOR: what is left of a job's time if it pays for one more re-allocation (paper, 4.2.1).
 
-    def _factor(self, job: Job, now_s: float) -> float:
-        """REALLOC_FACTOR: what is left of a job's time if it pays for one more re-allocation (paper, section 4.2.1)."""
-        if job.first_started_at_s is None and not job.allocation and not self.penalise_first_start:
-            return 1.0
-        delay_s = self.realloc_delay_s
-        if delay_s is None:
-            measured = None if job.model is None else job.model.realloc_delay_s
-            delay_s = self.unmeasured_delay_s if measured is None else measured
-        age_s = job.age_s(now_s)
-        if age_s + delay_s == 0.0:
-            return 1.0
-        return max(age_s - job.num_reallocations * delay_s, 0.0) / (age_s + delay_s)
+        Less of it for those that run, by the churn factor.
+        """
+        delay_s: Real = np.where(np.isnan(facts.delay_s), self.unmeasured_delay_s, facts.delay_s)
+        if self.realloc_delay_s is not None:
+            delay_s = self.realloc_delay_s
+        age_s = facts.age_s + delay_s
+        left = np.maximum(facts.age_s - facts.num_reallocations * delay_s, 0.0)
+        factor = np.divide(left, age_s, out=np.ones(len(facts)), where=age_s > 0.0)
+        if not self.penalise_first_start:
+            factor[~facts.ran_before] = 1.0
+        return np.asarray(np.where(facts.held_gpus > 0, self.churn_factor * factor, factor))
 
 
-def _packed(policy: Pollux) -> Solver:
-    return Packed()
+@lru_cache(maxsize=16)
+def _objective(p: float, scale: float, floor: float) -> Objective:
+    """Checked once, not in every round."""
+    return Objective(p, scale, floor)
 
 
-def _genetic(policy: Pollux) -> Solver:
-    from pollux.policies.pollux.genetic import Genetic  # imported for those who ask for it
+def _told(solution: Solution, objective: Objective, num_jobs: int) -> dict[str, float]:
+    """Sums of values as FITNESS_p."""
+    fitness = float(objective.of_mean(solution.value / num_jobs))
+    found = {"fitness": fitness}
+    if solution.bound is not None:
+        found["bound"] = max(float(objective.of_mean(solution.bound / num_jobs)), fitness)
+        found["gap"] = 1.0 - fitness / found["bound"]
+    return found
+
+
+Ask = Callable[[Question, np.random.Generator], Solution]
+"""How a solver is asked."""
+
+
+def _priced(policy: Pollux) -> Ask:
+    solver = Priced()
+    return lambda question, rng: solver.solve(choices_of(question), Budget(), rng)
+
+
+def _genetic(policy: Pollux) -> Ask:
+    from pollux.policies.pollux.genetic import Genetic, Problem  # imported for those who ask for it
 
     rules = Genetic.published() if policy.published_search else Genetic()
-    return replace(rules, population=policy.population, generations=policy.generations)
+    solver = replace(rules, population=policy.population, generations=policy.generations)
+    return lambda question, rng: solver.solve(Problem.of(question, policy.max_nodes), Budget(), rng)
 
 
-SOLVERS: Mapping[str, Callable[[Pollux], Solver]] = {"packed": _packed, "genetic": _genetic}
-
-
-def _present(jobs: Sequence[Job], nodes: Sequence[Node], holdings: Holdings) -> FloatArray:
-    """[J, N]: what each holds; nothing where it cannot stay."""
-    position = {node.id: index for index, node in enumerate(nodes)}
-    present = np.zeros((len(jobs), len(nodes)), dtype=np.int64)
-    for row, job in enumerate(jobs):
-        held = holdings.by_job.get(job.id)
-        if held is not None and next(iter(held.gpus)) in position:
-            for node, count in held.gpus.items():
-                present[row, position[node]] = count
-    return present
-
-
-def _allocations(problem: Problem, answer: FloatArray, holdings: Holdings) -> dict[JobId, Allocation]:
-    stays = (answer == problem.present).all(axis=1)
-    found: dict[JobId, Allocation] = dict.fromkeys(problem.job_ids, Allocation())
-    for row in np.flatnonzero(answer.any(axis=1)).tolist():
-        job_id = problem.job_ids[row]
-        if stays[row]:
-            found[job_id] = holdings.by_job[job_id]
-        else:
-            nodes = np.flatnonzero(answer[row]).tolist()
-            found[job_id] = Allocation(FrozenMap({problem.node_ids[node]: int(answer[row, node]) for node in nodes}))
-    return found
+SOLVERS: Mapping[str, Callable[[Pollux], Ask]] = {"priced": _priced, "genetic": _genetic}

@@ -11,7 +11,7 @@ import numpy as np
 
 from pollux.goodput.compiled import compiled
 from pollux.goodput.numerics import FloatArray
-from pollux.policies.pollux.problem import Problem
+from pollux.policies.pollux.genetic.problem import Problem
 
 
 class Worth(NamedTuple):

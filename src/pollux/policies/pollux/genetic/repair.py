@@ -12,7 +12,7 @@ import numpy as np
 from pollux.goodput.compiled import compiled
 from pollux.goodput.numerics import FloatArray
 from pollux.policies.pollux.genetic.chance import below
-from pollux.policies.pollux.problem import Problem
+from pollux.policies.pollux.genetic.problem import Problem
 
 
 class Rules(NamedTuple):

@@ -18,9 +18,9 @@ from pollux.goodput.numerics import FloatArray
 from pollux.policies.pollux.genetic.chance import begin
 from pollux.policies.pollux.genetic.evaluation import Worth, evaluate, new_ones
 from pollux.policies.pollux.genetic.operators import breed
+from pollux.policies.pollux.genetic.problem import Problem
 from pollux.policies.pollux.genetic.repair import Rules, repair
 from pollux.policies.pollux.genetic.survival import contestants, ranked, survivors, winners
-from pollux.policies.pollux.problem import Problem
 from pollux.policies.pollux.solver import Budget, Solution
 
 
@@ -62,7 +62,7 @@ class Genetic:
 
     def solve(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> Solution:
         if not problem.num_jobs or not problem.num_nodes:
-            return Solution(problem.present.copy(), problem.fitness(problem.present))
+            return problem.solution(problem.present)
         generations = self.generations if budget.work is None else budget.work
         search = _Search(problem, self, self._seeds(problem), rng)
         done = 1
@@ -72,7 +72,7 @@ class Genetic:
         self._memory = _Memory(problem.job_ids, problem.node_ids, search.store[front])
         allocation = search.store[front[0]].astype(problem.present.dtype)
         stats = {"generations": done, "evaluations": search.evaluations, "front": len(front)}
-        return Solution(allocation, problem.fitness(allocation), stats=FrozenMap(stats))
+        return problem.solution(allocation, FrozenMap(stats))
 
     def _seeds(self, problem: Problem) -> FloatArray:
         """[F, J, N]: what to begin with, not yet repaired."""

@@ -1,4 +1,4 @@
-"""A round as numbers: who may have how many GPUs where, and what that is worth. All of one GPU type.
+"""A round as matrices: who may have how many GPUs where, and what that is worth. All of one GPU type.
 
 Axes: J jobs in order of priority, N nodes, C classes of spread (how far a job is spread, as far as any job's
 throughput model can tell: on one node or on several, for the paper's), K GPUs.
@@ -6,13 +6,18 @@ throughput model can tell: on one node or on several, for the paper's), K GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from pollux.core import JobId, NodeId
+from pollux.core import FrozenMap, JobId, NodeId
 from pollux.goodput.numerics import FloatArray
 from pollux.policies.pollux.objective import Objective
+from pollux.policies.pollux.roster import Columns
+from pollux.policies.pollux.solver.choices import Rows
+from pollux.policies.pollux.solver.seam import Solution
+from pollux.policies.pollux.values import Question
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +42,29 @@ class Problem:
     max_nodes: int = 1 << 30
     """Of one job."""
     single_node: FloatArray | None = None  # [J] bool: must be on one node; None: nobody must
+
+    @classmethod
+    def of(cls, question: Question, max_nodes: int | None) -> Problem:
+        """A round whose matrices are worth their memory."""
+        columns = question.columns
+        nodes = columns.nodes
+        return cls(
+            tuple(columns.job_ids),
+            nodes.ids,
+            nodes.capacity,
+            nodes.rack,
+            columns.spreads.of,
+            columns.held.matrix(len(nodes.ids)),
+            columns.pinned,
+            columns.least,
+            columns.may_have,
+            _speedups(columns, question.fair_goodput, question.fair_share.num_gpus),
+            question.factor,
+            question.objective,
+            question.avoid_interference,
+            max_nodes or len(nodes.ids),
+            columns.single_node,
+        )
 
     @property
     def num_jobs(self) -> int:
@@ -73,6 +101,11 @@ class Problem:
     def fitness(self, allocation: FloatArray) -> float:
         return self.objective.fitness(self.values(allocation))
 
+    def solution(self, allocation: FloatArray, stats: Mapping[str, float] | None = None) -> Solution:
+        """An answer in the terms of the seam."""
+        value = float(self.values(allocation).sum())
+        return Solution(Rows.of_matrix(allocation), value, None, FrozenMap(stats or {}))
+
     def violations(self, allocation: FloatArray) -> list[str]:
         """Which of its rules an answer breaks; empty if none. Solvers keep them all, and their tests ask here."""
         num_gpus = allocation.sum(axis=1)
@@ -95,3 +128,18 @@ class Problem:
         pinned = self.present[self.pinned]
         spread_out = (pinned > 0).sum(axis=1) > 1
         return np.asarray(np.maximum(((pinned > 0) & spread_out[:, None]).sum(axis=0), 1))
+
+
+def _speedups(columns: Columns, fair: FloatArray, fair_gpus: int) -> FloatArray:
+    """[J, C, K + 1]; a job without a model is believed to scale perfectly."""
+    size = int(columns.width.max(initial=0)) + 1
+    K = np.arange(size)
+    found = np.zeros((len(columns), columns.num_classes, size))
+    is_known = columns.has_model & (fair > 0.0)
+    is_inside = (columns.width[:, None] >= K) & is_known[:, None]
+    for index in range(columns.num_classes):
+        place = (columns.first[:-1] + index * (columns.width + 1))[:, None] + K
+        found[:, index][is_inside] = columns.goodput[place[is_inside]]
+    found[is_known] /= fair[is_known, None, None]
+    found[~is_known] = K / fair_gpus
+    return found

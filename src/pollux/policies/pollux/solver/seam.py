@@ -1,4 +1,4 @@
-"""The seam between Pollux and the search for the best plan of a round."""
+"""How a solver is asked, and what it answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from pollux.core import FrozenMap
 from pollux.goodput.numerics import FloatArray
-from pollux.policies.pollux.problem import Problem
+from pollux.policies.pollux.solver.choices import Choices, Rows
 
 
 def _never() -> bool:
@@ -22,7 +22,7 @@ class Budget:
     """How much work a search may do. Equal budgets give equal answers, unless `should_stop` is given."""
 
     work: int | None = None
-    """In the solver's own unit (generations of the genetic one); None: as much as it usually does."""
+    """In the solver's own unit (steps of improvement, generations …); None: as much as it usually does."""
     should_stop: Callable[[], bool] = _never
     """Asked now and then; for a live service whose plan is due. What was found so far is the answer then."""
 
@@ -31,17 +31,20 @@ class Budget:
 class Solution:
     """The best answer that a solver found."""
 
-    allocation: FloatArray  # [J, N] int
-    fitness: float
+    rows: Rows
+    value: float
+    """The sum over all jobs."""
     bound: float | None = None
-    """No answer has a higher fitness; None if the solver cannot tell."""
+    """No answer has a higher sum; None if the solver cannot tell."""
     stats: Mapping[str, float] = field(default_factory=FrozenMap)
     """What its search has to tell."""
+    cut_short: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Jobs that might do better with more GPUs than there are values for (`Choices.beyond`)."""
 
 
 class Solver(Protocol):
-    """Answers problems, round after round. It may remember earlier rounds, by the ids of jobs and nodes."""
+    """Answers rounds, one after the other. It may remember what helps with the next."""
 
-    def solve(self, problem: Problem, budget: Budget, rng: np.random.Generator) -> Solution:
-        """An answer without violations, whatever the budget."""
+    def solve(self, choices: Choices, budget: Budget, rng: np.random.Generator) -> Solution:
+        """An answer that keeps all rules, whatever the budget."""
         ...
