@@ -301,6 +301,30 @@ def test_survivors_notice_wherever_a_member_is_lost_and_go_on(processes, store, 
     assert answers[0][1] == answers[1][1]
 
 
+def wait_in_vain(rank: int, size: int, store: str) -> list[str]:
+    """The last member takes part in nothing; what each of several calls of the first, under way at once, raises."""
+    Rendezvous(store).make_group(joining(rank, size), CPU, timeout_s=0.5)
+    if rank:
+        time.sleep(PATIENCE_S)
+    calls = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(6)]
+    failures: list[str] = []
+    for call in calls:
+        with pytest.raises(RuntimeError) as caught:
+            call.wait()
+        assert is_connection_loss(caught.value), caught.value
+        failures.append(str(caught.value))
+    return failures
+
+
+def test_all_calls_that_run_out_of_time_together_say_that_a_member_is_lost(processes, store):
+    pipe, _ = (processes.start(_answer, wait_in_vain, rank, 2, store)[1] for rank in range(2))
+    assert pipe.poll(PATIENCE_S)
+    is_answer, failures = pipe.recv()
+    assert is_answer, failures
+    # gloo gives the place in its source to one of them only.
+    assert len({"gloo/transport/" in failure for failure in failures}) == 2, failures
+
+
 def make_while_lost(rank: int, size: int, store: str) -> tuple[str, int]:
     """The second member is said to be here and never connects; then the daemon names other members."""
     rendezvous = Rendezvous(store)

@@ -440,6 +440,8 @@ class TestHome:
             assert path.read_text() == "known by now"
             second.hears()
             first.say(generation=2)
+            # A leaver that ends before those who stay train without it is a loss.
+            until(lambda: node.replicas()[first.replica].status.generation == 2)
             node.keeper.end(f"j/{second.replica}", 15)
             watching.event(ReplicasReady)
             node.ask(ResizeRun("j", 3, on(a=2)))
