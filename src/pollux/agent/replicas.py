@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.agent.environment import Environment
+from pollux.agent.lending import give_back, handle_of
 from pollux.core import Shape
 
 if TYPE_CHECKING:
@@ -20,15 +21,28 @@ if TYPE_CHECKING:
 class Pending:
     """A sum over all replicas that is under way; the tensor may be read after `wait`."""
 
-    def __init__(self, tensor: torch.Tensor, work: Work | None) -> None:
+    def __init__(self, tensor: torch.Tensor, group: ProcessGroup | None) -> None:
+        """`group`: None where there is nobody to add to it."""
         self._tensor = tensor
-        self._work = work
+        self._work: Work | None = None
+        if group is not None:
+            self._handle = handle_of(tensor)
+            self._work = dist.all_reduce(self._handle, group=group, async_op=True)
 
     def wait(self) -> torch.Tensor:
         if self._work is not None:
             self._work.wait()
-            self._work = None
+            self._let_go()
         return self._tensor
+
+    def _let_go(self) -> None:
+        self._work = None
+        give_back(self._handle)
+        del self._handle
+
+    def __del__(self) -> None:
+        if self._work is not None:  # the replicas have lost each other, and nobody waits for it any more
+            self._let_go()
 
 
 class Replicas:
@@ -81,9 +95,7 @@ class Replicas:
 
     def sum_async(self, vector: torch.Tensor) -> Pending:
         """Start to sum a tensor over all replicas, in place."""
-        if self.group is None or self.size == 1:
-            return Pending(vector, None)
-        return Pending(vector, dist.all_reduce(vector, group=self.group, async_op=True))
+        return Pending(vector, self.group if self.size > 1 else None)
 
     def sum(self, vector: torch.Tensor) -> torch.Tensor:
         """The sum over all replicas; waits for it."""
