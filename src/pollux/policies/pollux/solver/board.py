@@ -31,9 +31,10 @@ HEAD, COUNT = 0, 1
 """Columns of `levels`: the first node of a list, and how many there are."""
 WORTH, STAY = 0, 1
 """Columns of `worths`: of what the job has now, and of what it held; −inf if it cannot keep that."""
-FEWEST, OFFERED, WHOLE = 0, 1, 2
+FEWEST, OFFERED, WHOLE, BULKY = 0, 1, 2, 3
 """Columns of `sizes`: nodes that so many GPUs take at least; 0 if nobody is offered so many; 1 if they are all that any
-node has, so that on one node they leave nothing of it to a job on several."""
+node has, so that on one node they leave nothing of it to a job on several; what such a piece of a job on several nodes
+counts beyond the node itself: nothing, but see `closer`."""
 OPEN_NODES, FREE_GPUS = 0, 1
 """In `total`."""
 
@@ -55,7 +56,7 @@ class Board(NamedTuple):
     total: FloatArray  # [2] int
     value: FloatArray  # at VALUE + class · WIDTH + K: of K GPUs
     spread: FloatArray  # [N + 1, racks + 1] int: class by nodes and racks
-    sizes: FloatArray  # [K + 1, 3] int
+    sizes: FloatArray  # [K + 1, 4] int
     classes: int
     racks: int
     depth: int
@@ -121,8 +122,13 @@ def whole_nodes(board: Board, gpus: int) -> int:
 @lean
 def held_slots(board: Board, job: int) -> int:
     """Nodes that no job on several nodes can use beside this one, if it stays."""
-    length = board.jobs[job, HELD_NODES]
-    return int(length) if length > 1 else whole_nodes(board, board.jobs[job, HELD_GPUS])
+    start, length = board.jobs[job, HELD], board.jobs[job, HELD_NODES]
+    if length <= 1:
+        return whole_nodes(board, board.jobs[job, HELD_GPUS])
+    found = int(length)
+    for row in range(start, start + length):
+        found += int(board.sizes[board.rows[row, PIECE], BULKY])
+    return found
 
 
 @lean

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pollux.goodput.compiled import compiled, lean
 from pollux.goodput.numerics import FloatArray
 from pollux.policies.pollux.solver.board import GPUS, PINNED, WORTH, Board, copy_of, offering
+from pollux.policies.pollux.solver.closer import closer
 from pollux.policies.pollux.solver.construct import construct
 from pollux.policies.pollux.solver.fill import fill, rescue
 from pollux.policies.pollux.solver.improve import improve
@@ -37,7 +38,7 @@ def opened(
     wishes = wishes_at_best_price(around, around.empty)
     prices = Prices(wishes.price, wishes.slot_price, node_price)
     board = first_plan(around, wishes, prices, gap_target, steps)
-    board, bound = searched(around, wishes, board, wishes.bound, gap_target, visits)
+    board, bound = searched(around, around.empty, wishes, board, wishes.bound, gap_target, visits)
     return wishes, board, bound, missing(bound, board, gap_target)
 
 
@@ -85,9 +86,10 @@ def missing(bound: float, board: Board, gap: float) -> float:
 
 @compiled
 def searched(
-    around: Round, wishes: Wishes, board: Board, bound: float, gap_target: float, visits: int
+    around: Round, empty: Board, wishes: Wishes, board: Board, bound: float, gap_target: float, visits: int
 ) -> tuple[Board, float]:
-    """A plan that is no worse, and a bound that is no higher, if the gap is wider than the target.
+    """A plan that is no worse, on a copy of the empty board, and a bound that is no higher, if the gap is wider than
+    the target.
 
     Not where jobs may have more than there are values for: a bound from what is searched would not hold for that.
     """
@@ -97,11 +99,21 @@ def searched(
     gap = missing(wishes.bound, board, 0.0)
     below, found = search(around.empty, around.curves, wishes.gain, prices, supply, gap, gap, visits)
     if found.num_rows[0] >= 0:
-        other = copy_of(around.empty)
+        other = copy_of(empty)
         settle_as_found(other, found)
         if value_of(around, other) > value_of(around, board):
             board = other
     return board, min(bound, wishes.bound - below)
+
+
+@compiled
+def searched_closer(around: Round, board: Board, bound: float, gap_target: float, visits: int) -> tuple[Board, float]:
+    """As `searched`, by another account of nodes and at prices for that: see `closer`."""
+    if not around.empty.avoids or len(around.beyond) > 0 or missing(bound, board, gap_target) <= 0.0:
+        return board, bound
+    other = closer(around)
+    wishes = wishes_at_best_price(other, other.empty)
+    return searched(other, around.empty, wishes, board, bound, gap_target, visits)
 
 
 @compiled

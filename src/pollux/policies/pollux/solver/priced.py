@@ -22,7 +22,15 @@ from pollux.goodput.numerics import FloatArray
 from pollux.policies.pollux.solver.board import Board, copy_of
 from pollux.policies.pollux.solver.choices import Choices, Rows
 from pollux.policies.pollux.solver.exact import finish
-from pollux.policies.pollux.solver.opening import NEGLIGIBLE, carried_on, closed, missing, opened, searched
+from pollux.policies.pollux.solver.opening import (
+    NEGLIGIBLE,
+    carried_on,
+    closed,
+    missing,
+    opened,
+    searched,
+    searched_closer,
+)
 from pollux.policies.pollux.solver.pricing import Wishes
 from pollux.policies.pollux.solver.round import Round, lay, prepare
 from pollux.policies.pollux.solver.seam import Budget, Solution
@@ -88,12 +96,14 @@ class Priced:
                 break
             if not is_searched and (done > 0 or steps == 0):
                 # Best after a little improvement: the better the plan, the less there is to be searched.
-                board, bound = searched(around, wishes, board, bound, self.gap_target, LONG_SEARCH)
+                board, bound = searched(around, around.empty, wishes, board, bound, self.gap_target, LONG_SEARCH)
                 is_searched = True
                 continue
             gained = carried_on(board, wishes, self.node_price, random, chunk, wanted)
             stale = 0 if gained > 0.0 else stale + 1
             done += chunk
+        if not budget.should_stop():
+            board, bound = searched_closer(around, board, bound, self.gap_target, LONG_SEARCH)
         return board, bound, done
 
     def _default_steps(self, around: Round) -> int:

@@ -137,7 +137,7 @@ def laid_out(
         total += room[node]
         depth = max(depth, room[node] + 1)
         slots += 1 if room[node] > 0 and not is_taken[node] else 0
-    sizes, fewest, reach = np.zeros((widest, 3), dtype=np.int64), 0, 0
+    sizes, fewest, reach = np.zeros((widest, 4), dtype=np.int64), 0, 0
     largest = np.sort(room)[::-1]
     for size in range(widest):
         while reach < size and fewest < num_nodes:

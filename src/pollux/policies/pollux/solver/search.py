@@ -32,6 +32,7 @@ from pollux.policies.pollux.solver.board import (
     WIDTH,
     Board,
     give,
+    held_slots,
     put,
     settle,
     whole_nodes,
@@ -192,12 +193,12 @@ def ways_within(board: Board, curves: FloatArray, gain: FloatArray, prices: Pric
     end = 0
     for i in range(count):
         job = order[i]
-        at, width, slots = jobs[job, VALUE] // board.classes, jobs[job, WIDTH], jobs[job, HELD_NODES]
+        at, width = jobs[job, VALUE] // board.classes, jobs[job, WIDTH]
         for choice in range(2 * width + 1):
             size, how = choice // 2, NOTHING
             if choice == 2 * width:
                 how, size, value = AS_IT_IS, jobs[job, HELD_GPUS], board.worths[job, STAY]
-                nodes = slots if slots > 1 else whole_nodes(board, size)
+                nodes = held_slots(board, job)
             elif choice < 2:
                 value, nodes = board.value[jobs[job, VALUE]], 0
             elif choice % 2 == 0:
