@@ -4,6 +4,7 @@
 2. `construct`: jobs take what they wish at the price, or stay. `fill.rescue`: nobody waits who is worth more than what
    others have. `fill.fill`: no GPU stays free that is worth anything to anybody.
 3. `search`: on small clusters, what could beat that plan is looked through; it finds better plans, and a closer bound.
+   Again after some improvement, and at last by another account of nodes (`closer`).
 4. `improve`: a few nodes at a time are emptied and filled again, while the gap to the bound is too wide.
 5. `exact`: very small clusters are settled by an integer program.
 
