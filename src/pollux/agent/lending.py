@@ -24,24 +24,29 @@ _given_back: list[torch.Tensor] = []
 
 def handle_of(vector: torch.Tensor) -> torch.Tensor:
     """What gloo is to be lent instead of a tensor: the same numbers, and nobody but gloo refers to it."""
-    is_ours = vector.device.type == "cpu" and vector.layout is torch.strided
-    return vector.detach() if is_ours else vector
+    return vector.detach() if _can_be_lent(vector) else vector
 
 
 def give_back(handle: torch.Tensor) -> None:
     """Python no longer refers to the call that the handle was lent to."""
     _forget_free()
-    if handle.device.type == "cpu" and handle.layout is torch.strided:
+    if _can_be_lent(handle):
         _given_back.append(handle)
 
 
 def await_gloo() -> None:
-    """Return when gloo holds no handle that was given back."""
+    """Return when gloo holds no handle that was given back. What it keeps for longer is not waited for again."""
     until_s = time.monotonic() + PATIENCE_S
     _forget_free()
     while _given_back and time.monotonic() < until_s:
         time.sleep(PAUSE_S)
         _forget_free()
+    _given_back.clear()
+
+
+def _can_be_lent(tensor: torch.Tensor) -> bool:
+    """GPUs have NCCL, and gloo puts other numbers into a sparse tensor, which its handle's owner would not see."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 def _forget_free() -> None:
