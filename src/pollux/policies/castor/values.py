@@ -96,20 +96,7 @@ def choices_of(
         rules.rest,
         rules.patience_s,
     )
-    choices = Choices(
-        columns.nodes.capacity,
-        columns.nodes.rack,
-        columns.spreads.of,
-        columns.num_classes,
-        columns.first,
-        value,
-        keep,
-        columns.held,
-        pinned,
-        columns.most_nodes,
-        avoid_interference,
-    )
-    return choices, price, num_overdue
+    return columns.choices(value, keep, pinned, avoid_interference), price, num_overdue
 
 
 @compiled

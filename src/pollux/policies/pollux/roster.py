@@ -25,7 +25,7 @@ from pollux.policies.pollux.holdings import offsets
 from pollux.policies.pollux.moment import NO_LIMIT, Moment
 from pollux.policies.pollux.moment_kernel import held_by
 from pollux.policies.pollux.places import Nodes
-from pollux.policies.pollux.solver.choices import Rows
+from pollux.policies.pollux.solver.choices import Choices, Rows
 from pollux.policies.pollux.spreads import Spreads, spreads_known_to
 
 
@@ -104,6 +104,19 @@ class Columns(Facts):
     kept_goodput: FloatArray  # [J]: of what it holds; 0 if that is nothing
     fewest: FloatArray  # [C] int: GPUs that a job in that class has at least
     highest: FloatArray  # [C] int: and at most
+
+    def choices(
+        self,
+        value: FloatArray,
+        keep: FloatArray,
+        pinned: FloatArray,
+        avoid_interference: bool,
+        beyond: FloatArray | None = None,
+    ) -> Choices:
+        """The round in the solver's terms; `value` is laid out as `goodput` is."""
+        nodes, of, classes = self.nodes, self.spreads.of, self.num_classes
+        rest = self.held, pinned, self.most_nodes, avoid_interference, beyond
+        return Choices(nodes.capacity, nodes.rack, of, classes, self.first, value, keep, *rest)
 
 
 _all_of = attrgetter(*(field.name for field in fields(Facts)))

@@ -56,20 +56,8 @@ def choices_of(question: Question) -> Choices:
         value,
         keep,
     )
-    return Choices(
-        columns.nodes.capacity,
-        columns.nodes.rack,
-        columns.spreads.of,
-        columns.num_classes,
-        columns.first,
-        value,
-        keep,
-        columns.held,
-        columns.pinned,
-        columns.most_nodes,
-        avoid_interference,
-        None if is_cut is None else np.where(is_cut, objective.supremum, -np.inf),
-    )
+    beyond = None if is_cut is None else np.where(is_cut, objective.supremum, -np.inf)
+    return columns.choices(value, keep, columns.pinned, avoid_interference, beyond)
 
 
 @compiled
