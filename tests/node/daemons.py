@@ -57,7 +57,7 @@ class FakeKeeper(KeeperClient):
     async def connect(self, folder, *, preload=None, timeout_s=0.0) -> None:
         self._loop = asyncio.get_running_loop()
 
-    async def spawn(self, tag, launch, environment, log) -> int:
+    async def spawn(self, tag, launch, environment, log, claim=None) -> int:
         self._check()
         if tag not in self.processes:
             log.write_text("first\nsecond\n\nRuntimeError: it broke\n")

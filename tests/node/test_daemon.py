@@ -26,7 +26,6 @@ from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
 from pollux.node import daemon, hosting, roster
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
-from pollux.node.hosting import UNKNOWN_EXIT
 from pollux.wire.entries import CheckpointSaved
 from pollux.wire.frames import ask, parse_address
 from pollux.wire.messages import MAX_MESSAGE_BYTES, pack
@@ -216,7 +215,9 @@ class TestReplicas:
         node.keeper.is_broken = True
         with node.watching(replicas=True) as watching:
             node.ask(spawn(folder, "1-0"))
-            assert watching.news().replica.exit_code == UNKNOWN_EXIT
+            ended = watching.news().replica
+            assert (ended.has_ended, ended.exit_code, ended.may_have_finished) == (True, None, False)
+            assert "bad day" in ended.last_words
 
     def test_it_is_told_the_newest_instruction_and_told_again_when_it_comes_back(self, node, folder):
         node.ask(spawn(folder, "1-0"))

@@ -152,7 +152,9 @@ class TestSuccessors:
         node.keeper.kept.clear()
         node.start()
         with node.watching("j") as watching:
-            assert watching.event(JobFailed).exit_code == 255
+            failed = watching.event(JobFailed)
+            assert failed.exit_code is None
+            assert "its exit code is unknown" in failed.reason
 
     def test_what_other_nodes_have_outlives_a_restart_of_the_machine(self, nodes, folder):
         token_file = folder / "token"
@@ -226,8 +228,8 @@ class TestSuccessors:
         assert len(node.living(2)) == 2
         node.keeper.on_exit = lambda *end: None
         node.keeper.end(f"j/{first.replica}")
-        until(lambda: node.replicas()[first.replica].exit_code is not None)
-        assert node.replicas()[second.replica].exit_code is None
+        until(lambda: node.replicas()[first.replica].has_unknown_end)
+        assert not node.replicas()[second.replica].has_ended
 
     def test_damaged_files_are_set_aside(self, nodes, folder, caplog):
         node = nodes()
@@ -366,7 +368,7 @@ class TestAKeeperThatIsReplaced:
         node = nodes(run=replace(QUICK, ready_timeout_s=0.2))
         node.keeper.is_lost = True
         node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), "127.0.0.1:5"))
-        until(lambda: node.replicas()["1-0"].exit_code == 255)
+        until(lambda: node.replicas()["1-0"].has_unknown_end)
 
     def test_a_job_that_is_stopped_after_its_loss_has_not_finished(self, nodes, folder):
         node = nodes()

@@ -460,7 +460,8 @@ def test_nothing_is_left_behind_when_the_keeper_ends(alone: Path, tmp_path: Path
         assert client.exits == {"job/1": -9, "job/2": -15}
         assert not any(map(lives, pids))
         assert not any(str(alone) in command for command in _commands())
-        assert os.listdir(alone) == ["keeper.log"]
+        assert sorted(os.listdir(alone)) == ["exits", "keeper.log"]
+        assert sorted(os.readlink(path) for path in (alone / "exits").iterdir()) == ["-15", "-9"]  # nobody forgot them
         with pytest.raises(Permanent, match="closed"):
             await client.children()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pollux.core import (
-    Allocation,
     FrozenMap,
     JobFailed,
     JobFinished,
@@ -24,32 +23,16 @@ from pollux.node import daemon as daemon_module
 from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import StateFolder
 from pollux.node.hosted import Hosted, Record
-from pollux.node.keeper_client import KeeperClient
 from pollux.node.processes import began_at, send_signal
 from pollux.node.roster import Roster
 from pollux.node.run import RunOptions
-from pollux.wire.nodes import Launch, ListLogs, ListRuns, ReadLog, ResizeRun, RunJob, RunPhase, StopRun
+from pollux.wire.nodes import ListLogs, ListRuns, ReadLog, ResizeRun, RunJob, RunPhase, StopRun
 from pollux.wire.replicas import ReplicaPhase
 
-from .daemons import Node, short_folder, until
+from .daemons import short_folder, until
+from .kept import Kept, command, on, run
 
 IMPATIENT = RunOptions(stop_timeout_s=0.3, node_timeout_s=1.0)
-
-
-class Kept(Node):
-    """A node with a keeper of its own, which its daemons find again."""
-
-    def start(self):
-        self.keeper = KeeperClient()
-        return super().start()
-
-    def end(self):
-        self.start_again()
-        self.stop(end_all=True)
-
-    def start_again(self):
-        self.stop()
-        return self.start()
 
 
 @pytest.fixture
@@ -74,21 +57,6 @@ def nodes(folder):
 @pytest.fixture
 def node(nodes):
     return nodes()
-
-
-def command(*words, job="j", gpus=1, directory="/tmp", checkpoint_dir="", **environment):
-    given = FrozenMap(environment)
-    return Launch(JobId(job), words[0], tuple(words[1:]), directory, given, checkpoint_dir, is_plain=True, gpus=gpus)
-
-
-def on(**gpus):
-    return Allocation.of(gpus)
-
-
-def run(node, *words, generation=1, **more):
-    """Start it; its replica is called 1-1."""
-    launch = command(*words, **more)
-    node.ask(RunJob(launch.job, generation, launch, on(a=1)))
 
 
 def output(node, job="j", replica="1-1"):

@@ -52,7 +52,7 @@ class ReplicaOutput:
         if here.log and here.replica not in self._logs:
             path = Path(here.log)
             self._logs[here.replica] = _Log(path, self._old.get(path, 0))
-        if here.exit_code is not None and here.replica in self._logs:
+        if here.has_ended and here.replica in self._logs:
             self._logs[here.replica].is_alive = False
 
     def show(self) -> bool:

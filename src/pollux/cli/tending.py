@@ -209,7 +209,7 @@ class Tending:
             return code
         self._num_failures += 1
         allowed = self._retries if self._retries is not None else self._usual_retries if self._has_trained else 0
-        if self._num_failures > allowed:
+        if self._num_failures > allowed or not event.may_retry:
             tries = "" if self._num_failures == 1 else f" for the {_ordinal(self._num_failures)} time"
             self._say(f"failed{tries}: {_in_short(event.reason)}")
             return code

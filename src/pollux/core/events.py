@@ -182,6 +182,9 @@ class JobFailed(OfGeneration):
 
     reason: str
     exit_code: int | None = None
+    """None: there is none, or nobody knows it."""
+    may_retry: bool = True
+    """False: another try would fail again, or do twice what may have been done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 
+from pollux.node.claims import make_claim
 from pollux.node.forking import Program, detach
 
 NOT_FOUND = 127
@@ -15,11 +16,13 @@ NOT_RUN = 126
 """The exit codes that shells have for them."""
 
 
-def run_command(program: Program, log: str) -> None:
+def run_command(program: Program, log: str, claim: str) -> None:
     """The role of a command, from the fork on. The program is searched in the PATH of its own environment.
 
     No shell is involved. What cannot be run ends with a sentence in its log, and an exit code as of a shell.
     """
+    if claim:
+        make_claim(claim)
     detach(log)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # python ignores them, and what is ignored stays so
         signal.signal(number, signal.SIG_DFL)

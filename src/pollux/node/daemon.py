@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from logging.handlers import RotatingFileHandler
@@ -27,6 +28,7 @@ from pollux.node.home import Home
 from pollux.node.hosting import Hosting
 from pollux.node.keeper_client import KeeperClient
 from pollux.node.logs import remove_old
+from pollux.node.processes import send_signal
 from pollux.node.run import RunOptions
 from pollux.node.serving import Server, Watchers
 from pollux.wire.messages import AgentReport
@@ -35,6 +37,7 @@ from pollux.wire.nodes import NodeDescription, ReplicaNews, ReportNews
 log = logging.getLogger(__name__)
 
 PARENT_EVERY_S = 1.0
+KEEPER_EVERY_S = 5.0
 RETRY_S = 1.0
 CLEAN_EVERY_S = 86400.0
 MAX_LOG_BYTES = 10 * 2**20
@@ -47,6 +50,8 @@ class DaemonOptions:
     """How often replicas give a sign of life."""
     hang_after_s: float = 15.0
     """A replica that is silent for so long is killed."""
+    keeper_hang_after_s: float = 30.0
+    """A keeper that does not answer for so long is killed, and gets a successor. Replicas train on."""
     end_grace_s: float = 10.0
     """How long replicas may save when all is ended."""
     advertised_host: str = ""
@@ -161,6 +166,7 @@ class Daemon:
             await home.recover(is_after_reboot=is_after_reboot)
             self.folder.note_boot()
             chores.append(asyncio.create_task(self._remove_old_logs(hosting, home)))
+            chores.append(asyncio.create_task(self._watch_keeper()))
             before = self.folder.node_file()
             port = await server.listen(self._host, self._port, before.port if before else 0)
             self.address = f"{reached_at}:{port}"
@@ -196,6 +202,17 @@ class Daemon:
             except (PolluxError, OSError) as error:
                 log.error("There is no keeper, so that no replica can be started: %s", error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _watch_keeper(self) -> None:
+        while True:
+            await asyncio.sleep(KEEPER_EVERY_S)
+            with suppress(PolluxError):  # it is being renewed
+                try:
+                    async with asyncio.timeout(self._options.keeper_hang_after_s):
+                        await self._keeper.children()
+                except TimeoutError:
+                    log.warning("The keeper, process %d, does not answer, and is killed.", self._keeper.pid)
+                    send_signal(self._keeper.pid, signal.SIGKILL)
 
     async def _remove_old_logs(self, hosting: Hosting, home: Home) -> None:
         """Now and once a day."""

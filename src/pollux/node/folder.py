@@ -6,11 +6,13 @@ node.json        the node, and where the daemon listens
 node.sock        the daemon's local socket
 keeper.sock      the keeper's
 boot_id          of the machine, when the daemon last started
+exits/           how processes ended, as long as the daemon does not know it (`node.exits`)
 node.log
 jobs/JOB/run.json        the job, if it has its home here
 jobs/JOB/replicas.json   its replicas on this node
 jobs/JOB/experience.json what other jobs of its kind have measured, if its first replica is here, or was
 jobs/JOB/logs/REPLICA.log
+jobs/JOB/logs/REPLICA.start1 …  which process has it, made by that process (`node.claims`)
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from pathlib import Path
 
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidSpec, Permanent
+from pollux.node import exits
 from pollux.node.processes import began_at
 from pollux.wire.frames import parse_address
 
@@ -110,6 +114,7 @@ class StateFolder:
         self.socket.unlink(missing_ok=True)
         if is_for_good:
             (self.path / "node.json").unlink(missing_ok=True)
+            shutil.rmtree(self.path / exits.FOLDER, ignore_errors=True)
 
     def job(self, job: JobId) -> Path:
         return self.path / "jobs" / _plain("job", job)

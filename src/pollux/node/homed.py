@@ -23,7 +23,7 @@ from pollux.core import (
 )
 from pollux.errors import PolluxError
 from pollux.node.folder import StateFolder, write
-from pollux.node.hosting import UNKNOWN_EXIT, Hosting
+from pollux.node.hosting import Hosting
 from pollux.node.members import SavedRun
 from pollux.node.orders import Announce, ForgetJob, KillReplica, Order, SpawnOn, TellReplica
 from pollux.node.remote import RemoteNode
@@ -231,12 +231,16 @@ class HomedJob:
         if isinstance(request, Spawn):
             for seat in request.seats:
                 why = f"Its node refuses it: {error}"
-                self.hear(node, ReplicaHere(seat.replica, request.generation, 0, None, UNKNOWN_EXIT, "", why))
+                self.hear(
+                    node,
+                    ReplicaHere(seat.replica, request.generation, 0, None, None, "", why, has_unknown_end=True),
+                )
 
 
 def _standing(here: ReplicaHere) -> object:
     """What of a replica's words changes the run; its step and its age do not."""
     status = here.status
     if status is None:
-        return here.pid, here.exit_code
-    return here.pid, here.exit_code, status.phase, status.generation, status.membership, status.has_state
+        return here.pid, here.exit_code, here.has_unknown_end
+    said = status.phase, status.generation, status.membership, status.has_state
+    return here.pid, here.exit_code, here.has_unknown_end, *said

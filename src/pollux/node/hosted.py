@@ -13,7 +13,7 @@ from pollux.errors import StaleGeneration
 from pollux.node.devices import devices_of, gpu_type
 from pollux.node.folder import last_lines
 from pollux.node.members import LEFT_AS_ASKED
-from pollux.node.processes import began_at, send_signal
+from pollux.node.processes import send_signal, start_ticks
 from pollux.wire.frames import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat
 from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
@@ -39,6 +39,10 @@ class Record:
     is_plain: bool = False
     is_leaving: bool = False
     is_forgotten: bool = False
+    has_unknown_end: bool = False
+    may_have_finished: bool = False
+    has_finished: bool = False
+    """It has said that its training is done."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,12 @@ class Hosted:
     began: int = 0
     has_spoken: bool = False
     exit_code: int | None = None
+    has_unknown_end: bool = False
+    """It has ended and nobody saw how, or never began."""
+    may_have_finished: bool = False
+    """Of an unknown end: its work may have been done."""
+    has_finished: bool = False
+    """It has said that its training is done; known also to the next daemon, unlike `status`."""
     status: ReplicaStatus | None = None
     link: Peer | None = None
     told: Instruction | None = None
@@ -81,13 +91,26 @@ class Hosted:
 
     @property
     def is_alive(self) -> bool:
-        return self.exit_code is None
+        return self.exit_code is None and not self.has_unknown_end
 
     @property
     def here(self) -> ReplicaHere:
         return ReplicaHere(
-            self.replica, self.generation, self.pid, self.status, self.exit_code, str(self.log), self.last_words
+            self.replica,
+            self.generation,
+            self.pid,
+            self.status,
+            self.exit_code,
+            str(self.log),
+            self.last_words,
+            self.has_unknown_end,
+            self.may_have_finished,
         )
+
+    @property
+    def is_giving_way(self) -> bool:
+        """It hands its state over, or ends as others take its place."""
+        return self.status is not None and self.status.phase is ReplicaPhase.LEAVING
 
     def note(self, instruction: Instruction) -> None:
         """Keep it as the newest one; `StaleGeneration` if a later one is known."""
@@ -110,11 +133,14 @@ class Hosted:
             self.is_plain,
             self.is_leaving and self.pid > 0,  # else it has not got its signal yet, and may never
             self.is_forgotten,
+            self.has_unknown_end,
+            self.may_have_finished,
+            self.has_finished,
         )
 
     def begin(self, pid: int) -> None:
         """It is that process. A plain command is then as far as a replica that trains."""
-        self.pid, self.began = pid, began_at(pid)
+        self.pid, self.began = pid, start_ticks(pid)
         if self.is_plain:
             phase, now_s = ReplicaPhase.TRAINING, time.time()
             self.status = ReplicaStatus(self.job, self.replica, pid, phase, self.generation, 0, 0, True, now_s)
@@ -127,6 +153,11 @@ class Hosted:
         self.exit_code = LEFT_AS_ASKED if self.is_plain and self.is_leaving and exit_code == 0 else exit_code
         if self.exit_code not in (0, LEFT_AS_ASKED):
             self.last_words = self.last_words or last_lines(self.log, QUOTED_LINES)
+
+    def note_unknown_end(self, *, may_have_finished: bool) -> None:
+        """It is not there, and nobody knows its exit code, or it has none as it never began."""
+        self.has_unknown_end, self.may_have_finished = True, may_have_finished
+        self.last_words = self.last_words or last_lines(self.log, QUOTED_LINES)
 
     def send(self, number: int) -> None:
         """To its process; to those that a plain command has started as well, for they know nothing of each other."""

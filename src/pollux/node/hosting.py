@@ -18,16 +18,17 @@ from typing import Any, Protocol, TypeVar
 
 from pollux.core import FrozenMap, JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
+from pollux.node import exits
+from pollux.node.claims import new_claim, settle_claim, settle_last_claim
 from pollux.node.folder import StateFolder, write
 from pollux.node.hosted import Hosted, Told
-from pollux.node.keeper_client import Child, NoKeeper
+from pollux.node.keeper_client import WITNESS, Child, LostKeeper, NoKeeper
 from pollux.node.links import Links, hand
 from pollux.node.members import LEFT_AS_ASKED
-from pollux.node.processes import began_at, is_running, send_signal
+from pollux.node.processes import began_at, command_of, is_running, is_unreaped, parent_of, send_signal
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn, Tell
-from pollux.wire.replicas import ReplicaPhase
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ T = TypeVar("T")
 
 LOOK_S = 0.1
 """How often it is seen whether a new keeper is ready."""
-UNKNOWN_EXIT = 255
-"""Said of a replica that never began, or ended where nobody saw how."""
 
 
 class Keeper(Protocol):
     """What is asked of the keeper's client here."""
 
-    async def spawn(self, tag: str, launch: Launch, environment: dict[str, str], log: Path) -> int: ...
+    async def spawn(
+        self, tag: str, launch: Launch, environment: dict[str, str], log: Path, claim: Path | None = None
+    ) -> int: ...
     async def host_store(self, job: JobId, host: str) -> tuple[int, int]: ...
     async def children(self) -> Sequence[Child]: ...
     async def forget(self, tag: str) -> None: ...
@@ -90,6 +91,7 @@ class Hosting:
         self._forgetting: dict[JobId, asyncio.Task[None]] = {}
         self._starting_stores: dict[JobId, int] = {}
         """For which generation."""
+        self._num_lost_keepers = 0
 
     # What the home asks for
 
@@ -238,16 +240,24 @@ class Hosting:
                 self._recover(hosted, children.get(hosted.tag))
             if replicas:
                 log.info("Job %s: %d replicas live here.", job, sum(one.is_alive for one in self._roster.of(job)))
+        exits.remove_others(self._folder.path, {one.pid for one in self._roster.alive()})
 
     def _recover(self, hosted: Hosted, child: Child | None) -> None:
         if not hosted.is_alive:
             self._begin(self._forget(hosted.tag))
+        elif child is not None and not child.pid:
+            self._roster.remove(hosted)  # the keeper is still at it: whoever wants it asks again
         elif child is not None:
             hosted.begin(child.pid)
             if child.exit_code is not None:
                 self._end(hosted, child.exit_code)
         elif hosted.pid:
             hosted.is_orphan = True
+            if not self._bury_orphan(hosted):
+                hosted.begin(hosted.pid)
+        elif process := settle_last_claim(hosted.log):
+            hosted.is_orphan = True  # it began, and the daemon was gone before it was told
+            hosted.pid, hosted.began = process
             if not self._bury_orphan(hosted):
                 hosted.begin(hosted.pid)
         else:
@@ -257,6 +267,7 @@ class Hosting:
 
     def orphan(self) -> None:
         """The keeper is gone, and with it whoever could tell how its children end."""
+        self._num_lost_keepers += 1
         for hosted in self._roster.alive():
             hosted.is_orphan = bool(hosted.pid)
 
@@ -335,17 +346,16 @@ class Hosting:
         try:
             hosted.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             pid = await self._when_kept(
-                lambda: self._keeper.spawn(hosted.tag, launch, variables, hosted.log),
-                is_unwanted=lambda: bool(hosted.pending_signal),
+                lambda: self._spawn(hosted, launch, variables), is_unwanted=lambda: bool(hosted.pending_signal)
             )
         except NoKeeper as error:
             log.warning("%s is not started: %s", hosted.tag, error.args[0])
-            self._end(hosted, -hosted.pending_signal or UNKNOWN_EXIT)
+            self._end(hosted, -hosted.pending_signal or None)
             return
         except (PolluxError, OSError) as error:
             log.error("%s cannot be started: %s", hosted.tag, error)
             hosted.last_words = f"It cannot be started: {error}"
-            self._end(hosted, UNKNOWN_EXIT)
+            self._end(hosted, None)
             return
         if not hosted.is_alive:
             return
@@ -357,6 +367,20 @@ class Hosting:
         if self._roster.find(hosted.job, hosted.replica) is hosted:
             self._roster.save(hosted.job)
             self._tell_news(hosted)
+
+    async def _spawn(self, hosted: Hosted, launch: Launch, variables: dict[str, str]) -> int:
+        """Its pid. Lost with the keeper before anybody knew, it is found, or was not started and never will be."""
+        claim, num_lost = new_claim(hosted.log), self._num_lost_keepers
+        try:
+            pid = await self._keeper.spawn(hosted.tag, launch, variables, hosted.log, claim)
+            hosted.is_orphan = num_lost != self._num_lost_keepers  # the keeper had just the time to answer
+            return pid
+        except LostKeeper as error:
+            if (process := settle_claim(claim)) is None:
+                raise NoKeeper(error.args[0], error.retry_after_s) from error
+        log.warning("%s began as its keeper was lost, with pid %d.", hosted.tag, process[0])
+        hosted.is_orphan = True
+        return process[0]
 
     async def _when_kept(self, ask: Callable[[], Awaitable[T]], is_unwanted: Callable[[], bool] = lambda: False) -> T:
         """Ask the keeper; while it is being replaced, wait for the next one. `NoKeeper` if none comes in time."""
@@ -370,17 +394,23 @@ class Hosting:
             await asyncio.sleep(LOOK_S)
 
     def _heard(self, hosted: Hosted) -> None:
-        if not hosted.has_spoken:
-            hosted.has_spoken = True
+        has_finished = hosted.status is not None and hosted.status.has_finished
+        if not hosted.has_spoken or hosted.has_finished != has_finished:
+            hosted.has_spoken, hosted.has_finished = True, has_finished
             self._roster.save(hosted.job)
         self._tell_news(hosted)
 
-    def _end(self, hosted: Hosted, exit_code: int) -> None:
+    def _end(self, hosted: Hosted, exit_code: int | None, *, may_have_finished: bool = False) -> None:
+        """`exit_code` None: nobody knows it, or the replica never began."""
         if not hosted.is_alive:
             return
-        hosted.note_end(exit_code)
+        if exit_code is None:
+            hosted.note_unknown_end(may_have_finished=may_have_finished)
+        else:
+            hosted.note_end(exit_code)
         send_signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
-        log.info("%s ended with %d%s.", hosted.tag, exit_code, ": it was hung" if hosted.is_hung else "")
+        how = "nobody knows how" if exit_code is None else f"with {exit_code}"
+        log.info("%s ended, %s%s.", hosted.tag, how, ": it was hung" if hosted.is_hung else "")
         if hosted.link is not None:
             hosted.link.close()
         if self._roster.find(hosted.job, hosted.replica) is hosted:
@@ -417,12 +447,22 @@ class Hosting:
             await asyncio.wait([task])
 
     def _bury_orphan(self, hosted: Hosted) -> bool:
-        """Whether it has ended. Nobody saw how: what it said last has to do."""
+        """Whether it has ended. Its keeper's witness, or the keeper before it was killed, wrote down how.
+
+        Where both were killed, nobody knows. Of one that was asked to leave, or handed its state over, no more need be
+        known; any other may have done all its work.
+        """
         if is_running(hosted.pid, hosted.began):
             return False
-        is_good = hosted.status is not None and hosted.status.phase is ReplicaPhase.LEAVING
-        left = LEFT_AS_ASKED if hosted.is_leaving else 0
-        self._end(hosted, left if is_good else UNKNOWN_EXIT)
+        exit_code = exits.read(self._folder.path, hosted.pid, hosted.began)
+        if exit_code is None and is_unreaped(hosted.pid, hosted.began) and _is_witnessed(hosted.pid):
+            return False  # it is about to be written down
+        if exit_code is None and hosted.is_leaving:
+            exit_code = LEFT_AS_ASKED
+        elif exit_code is None and not hosted.has_finished and hosted.is_giving_way:
+            exit_code = 0
+        self._end(hosted, exit_code, may_have_finished=hosted.is_plain or hosted.has_finished)
+        exits.remove(self._folder.path, hosted.pid, hosted.began)
         return True
 
     def _tell_news(self, hosted: Hosted) -> None:
@@ -434,3 +474,8 @@ class Hosting:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _is_witnessed(pid: int) -> bool:
+    """Whether the parent of a process that has ended will write its exit code down."""
+    return WITNESS in command_of(parent_of(pid))

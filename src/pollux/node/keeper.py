@@ -4,7 +4,8 @@
 
 It is the parent of all of them, or becomes it: they outlive the daemon, which may end and come back, and their exit
 codes wait here until it forgets them. It does as little as possible, in one thread, never touches CUDA, and ends when
-it is told to, or after a while when it is alone and has nothing to tell. Its client is `keeper_client`.
+it is told to, or after a while when it is alone and has nothing to tell. Its client is `keeper_client`, its parent a
+`witness`, which takes over its children should it be killed.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pollux
+from pollux.node import exits
 from pollux.node.commands import run_command
 from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_log
 from pollux.node.lines import Lines, Message
-from pollux.node.processes import children, end_leftovers
+from pollux.node.processes import children, end_leftovers, exit_code_of, start_ticks
 from pollux.node.template_pool import Start, Templates
 from pollux.node.templates import run_replica
 
@@ -53,6 +55,7 @@ Answer: TypeAlias = Callable[[Message], None]
 class Replica:
     tag: str
     pid: int
+    began: int
     is_command: bool = False
     exit_code: int | None = None
 
@@ -122,7 +125,7 @@ class Keeper:
             self._daemon.close()
         lines = Lines(sock, self._selector, lambda message: self._asked(lines, message), self._daemon_left)
         self._daemon = lines
-        lines.send({"event": "hello", "version": pollux.__version__})
+        lines.send({"event": "hello", "version": pollux.__version__, "parent": os.getppid()})
 
     def _daemon_left(self) -> None:
         log.info("The daemon is gone.")
@@ -145,15 +148,23 @@ class Keeper:
                     "tag": str(tag),
                     "program": dict(program),
                     "log": str(file),
+                    "claim": str(claim),
                     "fingerprint": str(code),
                 }:
-                    self._spawn(Start(tag, self._program(**program), file), code, answer)
-                case {"do": "run_command", "tag": str(tag), "program": dict(program), "log": str(file)}:
-                    self._spawn(Start(tag, Program(**program), file, is_command=True), "", answer)
+                    self._spawn(Start(tag, self._program(**program), file, claim), code, answer)
+                case {
+                    "do": "run_command",
+                    "tag": str(tag),
+                    "program": dict(program),
+                    "log": str(file),
+                    "claim": str(claim),
+                }:
+                    self._spawn(Start(tag, Program(**program), file, claim, is_command=True), "", answer)
                 case {"do": "host_store", "job": str(job), "host": str(host)}:
                     self._host_store(job, host, answer)
                 case {"do": "children"}:
-                    answer({"children": [[one.tag, one.pid, one.exit_code] for one in self._replicas.values()]})
+                    known = [[one.tag, one.pid, one.exit_code] for one in self._replicas.values()]
+                    answer({"children": [*known, *([tag, 0, None] for tag in self._answers)]})
                 case {"do": "kill", "tag": str(tag), "signal": int(number)}:
                     answer({"is_sent": self._kill(tag, number)})
                 case {"do": "forget", "tag": str(tag)}:
@@ -203,14 +214,14 @@ class Keeper:
             return
         role = run_command if start.is_command else run_replica
         try:
-            pid = fork(partial(role, start.program, start.log), self._release)
+            pid = fork(partial(role, start.program, start.log, start.claim), self._release)
         except OSError as error:
             self._failed(start, f"cannot be forked ({error})")
             return
         self._began(start, pid)
 
     def _began(self, start: Start, pid: int) -> None:
-        self._replicas[start.tag] = Replica(start.tag, pid, start.is_command)
+        self._replicas[start.tag] = Replica(start.tag, pid, start_ticks(pid), start.is_command)
         log.info("%s is process %d.", start.tag, pid)
         for answer in self._answers.pop(start.tag):
             answer({"pid": pid})
@@ -232,6 +243,7 @@ class Keeper:
         replica = self._replicas.get(tag)
         if replica is not None and replica.exit_code is not None:
             del self._replicas[tag]
+            exits.remove(self._path.parent, replica.pid, replica.began)
 
     # Stores
 
@@ -275,14 +287,21 @@ class Keeper:
         with suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
-        ended = []
         with suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                ended.append(found)
-        # The pid of a replica is told before its end can reach us: after this all of them are known.
-        self._templates.drain()
-        for pid, status in ended:
-            self._note_end(pid, os.waitstatus_to_exitcode(status))
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                # The pid of a replica is told before its end can reach us: after this all of them are known.
+                self._templates.drain()
+                self._write_down(ended.si_pid, exit_code_of(ended))
+                os.waitpid(ended.si_pid, 0)
+                self._note_end(ended.si_pid, exit_code_of(ended))
+
+    def _write_down(self, pid: int, exit_code: int) -> None:
+        """Before it is reaped: should the keeper be killed now, its witness sees the same end."""
+        if any(one.pid == pid and one.exit_code is None for one in self._replicas.values()):
+            try:
+                exits.record(self._path.parent, pid, exit_code)
+            except OSError as error:
+                log.warning("How process %d ended is known to this process alone: %s", pid, error)
 
     def _note_end(self, pid: int, exit_code: int) -> None:
         """Other processes than these were forgotten, or left behind by a replica."""

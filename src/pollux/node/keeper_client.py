@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from pollux.errors import Permanent, Temporary
 from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import last_lines
 from pollux.node.lines import MAX_LINE_BYTES, Message, encoded
+from pollux.node.processes import command_of
 from pollux.wire.nodes import Launch
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Imports take seconds, and many times that on a machine that is busy with them on all cores."""
 POLL_S = 0.01
+WITNESS = "pollux.node.witness"
+"""Starts the keeper, and is its parent."""
 MAX_LOG_BYTES = 10 * 2**20
 """A new keeper begins a new log if that of the ones before is larger."""
 
@@ -41,7 +45,8 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A replica of the keeper. `exit_code`: None while it lives; negative: the signal that ended it."""
+    """A replica of the keeper. `pid`: 0 while it is being started. `exit_code`: None while it lives; negative: the
+    signal that ended it."""
 
     tag: str
     pid: int
@@ -52,9 +57,13 @@ class NoKeeper(Temporary):
     """Nothing was asked: the keeper is gone, and another one is not ready yet."""
 
 
+class LostKeeper(Temporary):
+    """It was asked, and is gone: it may have been done or not."""
+
+
 class KeeperClient:
-    """All methods are for one event loop. Calls raise `Temporary` if the keeper is lost meanwhile, and `NoKeeper` from
-    then on: `connect` again.
+    """All methods are for one event loop. Calls raise `LostKeeper` if the keeper is lost meanwhile, and `NoKeeper`
+    from then on: `connect` again.
 
     `on_exit(tag, pid, exit_code)`, `on_store_exit(job, pid)` and `on_lost()` are called in the loop. A replica's end is
     told to the client that is connected when it happens; later ones find it in `children`.
@@ -66,6 +75,8 @@ class KeeperClient:
         self.on_lost: Callable[[], None] = lambda: None
         self.pid = 0
         """Of the keeper."""
+        self._parent = 0
+        """Of the keeper: its witness, unless that was killed."""
         self._folder = Path()
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -118,11 +129,14 @@ class KeeperClient:
             return None
         if hello.get("version") != pollux.__version__:
             log.warning("The keeper has version %s of Pollux, we have %s.", hello.get("version"), pollux.__version__)
-        self.pid = _peer(writer)
+        self.pid, self._parent = _peer(writer), int(hello.get("parent", 0))
         return reader, writer
 
-    async def spawn(self, tag: str, launch: Launch, environment: dict[str, str], log: Path) -> int:
+    async def spawn(
+        self, tag: str, launch: Launch, environment: dict[str, str], log: Path, claim: Path | None = None
+    ) -> int:
         """Start a replica, called job/replica; its pid. Its environment: ours, then the launch's, then this.
+        `claim`: where its process makes its mark (`node.claims`).
 
         A plain command gets none of our own POLLUX_… variables: they are for those who may talk to the daemon.
         A tag that was started before, and is not forgotten, is not started again: its pid is told, and its end if it
@@ -136,7 +150,7 @@ class KeeperClient:
             "directory": launch.directory,
             "environment": {**ours, **launch.environment, **environment},
         }
-        what = {"tag": tag, "program": program, "log": str(log.absolute())}
+        what = {"tag": tag, "program": program, "log": str(log.absolute()), "claim": str(claim or "")}
         if launch.is_plain:
             answer = await self._ask("run_command", **what)
         else:
@@ -152,9 +166,9 @@ class KeeperClient:
         """Replicas that live, and those that ended and are not forgotten."""
         return [Child(*child) for child in (await self._ask("children"))["children"]]
 
-    async def kill(self, tag: str, signal: int) -> bool:
+    async def kill(self, tag: str, number: int) -> bool:
         """Send a signal, unless the replica has ended: then False. Never hits another process of the same number."""
-        return bool((await self._ask("kill", tag=tag, signal=int(signal)))["is_sent"])
+        return bool((await self._ask("kill", tag=tag, signal=int(number)))["is_sent"])
 
     async def forget(self, tag: str) -> None:
         """Drop the exit code of a replica that has ended; one that lives is left as it is."""
@@ -174,8 +188,10 @@ class KeeperClient:
             with suppress(Temporary):
                 await self._ask("end", grace_s=float(grace_s))
             await _gone(self.pid)
+            if WITNESS in command_of(self._parent):
+                await _gone(self._parent)  # it sees the end of the keeper, and has nothing left to do
         elif end and self._unready is not None and self._unready.poll() is None:
-            self._unready.kill()  # it has nothing yet
+            os.killpg(self._unready.pid, signal.SIGKILL)  # with its witness: they have nothing yet
             self._unready.wait()
             Path(_socket(self._folder)).unlink(missing_ok=True)
         await self._disconnect()
@@ -231,7 +247,7 @@ class KeeperClient:
             self._writer = None
         problem = self._problem
         if isinstance(problem, NoKeeper):  # these were asked, and may even have been done
-            problem = Temporary(f"The keeper, process {self.pid}, was lost before it answered.", 1.0)
+            problem = LostKeeper(f"The keeper, process {self.pid}, was lost before it answered.", 1.0)
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(problem)
@@ -255,7 +271,7 @@ class KeeperClient:
 
 def _start(folder: Path, preload: Iterable[str] | None) -> subprocess.Popen[bytes]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "pollux.node.keeper", "--dir", str(folder.absolute())]
+    command = [sys.executable, "-P", "-m", WITNESS, "--dir", str(folder.absolute())]
     if preload is not None:
         command += ["--preload", ",".join(preload)]
     path = folder / "keeper.log"

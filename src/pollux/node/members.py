@@ -28,7 +28,12 @@ class Replica:
     status: ReplicaStatus | None = None
     is_gone: bool = False
     exit_code: int | None = None
-    """None although it is gone: it was lost with its node."""
+    """None although it is gone: it was lost with its node, or has an unknown end."""
+    has_unknown_end: bool = False
+    """It has ended where nobody saw how, or never began."""
+    has_begun: bool = True
+    may_have_finished: bool = False
+    """Of an unknown end: its work may have been done."""
     signal: int = 0
     """What it must end by: 9, 15, or 0 for nothing."""
     is_asked: bool = False
@@ -88,8 +93,13 @@ class Replica:
         return self.is_asked and self.has_saved
 
     @property
+    def ended_unseen(self) -> bool:
+        """It may have finished, and nobody knows."""
+        return self.is_gone and self.has_unknown_end and self.may_have_finished
+
+    @property
     def ended_badly(self) -> bool:
-        return self.is_gone and not self.ended_well and not self.left_as_asked
+        return self.is_gone and not self.ended_well and not self.left_as_asked and not self.ended_unseen
 
     def learn(self, here: ReplicaHere) -> None:
         """Take over what its node says. Nothing comes after its end."""
@@ -97,8 +107,10 @@ class Replica:
             return
         self.status = here.status or self.status
         self.is_known = True
-        if here.exit_code is not None:
+        if here.has_ended:
             self.is_gone, self.exit_code = True, here.exit_code
+            self.has_unknown_end, self.may_have_finished = here.has_unknown_end, here.may_have_finished
+            self.has_begun = here.pid > 0
             source = f"Last lines of {here.log}: " if here.log else ""
             self.quote = here.last_words and f"{source}{here.last_words}"
 
@@ -108,6 +120,10 @@ class Replica:
             self.signal = signal
 
     def obituary(self) -> str:
+        if self.has_unknown_end and not self.has_begun:
+            return f"replica {self.name} on node {self.node} was not started"
+        if self.has_unknown_end:
+            return f"replica {self.name} on node {self.node} ended while nobody watched; its exit code is unknown"
         if self.exit_code is None:
             return f"replica {self.name} was lost with node {self.node}"
         how = f"with exit code {self.exit_code}" if self.exit_code >= 0 else f"by signal {-self.exit_code}"
@@ -139,6 +155,7 @@ class Target:
 class Failure:
     reason: str
     exit_code: int | None
+    may_retry: bool = True
 
 
 @register

@@ -194,7 +194,7 @@ def _essence(here: ReplicaHere) -> tuple[object, ...]:
     """All but what changes with every step."""
     said = here.status
     state = None if said is None else _standing(said)
-    return here.pid, here.exit_code, here.log, state
+    return here.pid, here.exit_code, here.has_unknown_end, here.log, state
 
 
 def _standing(said: ReplicaStatus) -> tuple[object, ...]:

@@ -10,17 +10,45 @@ from pathlib import Path
 
 
 def is_running(pid: int, began: int) -> bool:
-    """Whether the process of that number is still the one that began then."""
-    return pid > 0 and began_at(pid) == began
+    """Whether the process of that number is still the one that began then. 0: it had ended before anybody looked."""
+    return pid > 0 and began > 0 and began_at(pid) == began
+
+
+def is_unreaped(pid: int, began: int) -> bool:
+    """Whether the process has ended, and its parent has not asked yet how."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "ZX" and int(fields[19]) == began
 
 
 def began_at(pid: int) -> int:
     """When a process began, in the kernel's ticks; 0: there is none, it has ended, or the system does not tell."""
+    fields = _stat(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def start_ticks(pid: int) -> int:
+    """As `began_at`, also of a process that has ended and was not reaped yet."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def parent_of(pid: int) -> int:
+    """Also of a process that was not reaped yet; 0: there is no such process."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def command_of(pid: int) -> list[str]:
+    """Its arguments, the program first; empty of one that has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[:-1]
     except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+        return []
+
+
+def exit_code_of(ended: os.waitid_result) -> int:
+    """As `os.waitstatus_to_exitcode` counts: negative is the signal that ended it."""
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def send_signal(pid: int, number: int, *, to_session: bool = False, whole_session_only: bool = False) -> None:
@@ -61,6 +89,14 @@ def end_leftovers(candidates: Iterable[int], variable: str) -> list[int]:
             os.kill(pid, signal.SIGKILL)
             found.append(pid)
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """What /proc says of it after its name, from its state on; empty: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _environment(pid: int) -> list[bytes]:

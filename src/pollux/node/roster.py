@@ -69,11 +69,14 @@ class Roster:
                 one.pid,
                 one.began,
                 one.has_spoken,
+                has_finished=one.has_finished,
                 is_leaving=one.is_leaving,
                 is_forgotten=one.is_forgotten,
             )
             if one.exit_code is not None:
                 hosted.note_end(one.exit_code)
+            elif one.has_unknown_end:
+                hosted.note_unknown_end(may_have_finished=one.may_have_finished)
             self.add(hosted)
         return self.of(job)
 

@@ -116,11 +116,15 @@ class Rules:
         if run.is_over or not run.is_closing or run.living():
             return False
         holders = [member for member in run.members if member.holds_state] or run.members
-        if run.is_finished or all(member.ended_well for member in holders):
-            if run.target is None:
+        unseen = next((member for member in holders if member.ended_unseen), None)
+        if run.is_finished or all(member.ended_well or member.ended_unseen for member in holders):
+            if run.target is not None:
+                self.abandon("the job has finished")
+            elif unseen is None or run.is_finished:
                 self._end(JobFinished(run.job, run.generation))
             else:
-                self.abandon("the job has finished")
+                why = f"{unseen.obituary()}. It may have done all its work, and is not run again. {unseen.quote}"
+                self._end(JobFailed(run.job, run.generation, why.strip(), may_retry=False))
             return True
         for member in run.members:
             if member.is_asked and member.ended_badly:
@@ -129,7 +133,8 @@ class Rules:
         if run.stopped_as:
             self._end(JobStopped(run.job, run.stopped_as))
         elif run.target is None and run.failure is not None and not any(r.has_saved for r in run.leavers):
-            self._end(JobFailed(run.job, run.generation, run.failure.reason, run.failure.exit_code))
+            failure = run.failure
+            self._end(JobFailed(run.job, run.generation, failure.reason, failure.exit_code, failure.may_retry))
         elif run.target is None:
             # Only nodes were lost, which is not the fault of the job; or it can go on from what a leaver has saved.
             self._end(JobStopped(run.job, run.generation))
@@ -178,7 +183,7 @@ class Rules:
         if not (lost or has_lost_store or self._is_held_up(now_s)):
             return False
         for replica in lost:
-            if run.failure is None and replica.exit_code is not None:
+            if run.failure is None and (replica.exit_code is not None or replica.has_unknown_end):
                 run.failure = Failure(replica.reason(), replica.exit_code)
         if run.next is not None:
             self.abandon("the generation that trains has lost replicas" if lost else "the members lost each other")

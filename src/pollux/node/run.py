@@ -254,7 +254,7 @@ class JobRun:
         replica = self._run.find(here.replica)
         if replica is None or replica.is_gone:
             # Of another life: nobody waits for it, and it must not touch what is going on now.
-            if here.exit_code is None and node not in self._rules.dispatch.away:
+            if not here.has_ended and node not in self._rules.dispatch.away:
                 self._rules.news.append(KillReplica(node, here.replica, 9))
             return
         replica.learn(here)

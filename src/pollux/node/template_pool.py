@@ -30,6 +30,8 @@ class Start:
     tag: str
     program: Program
     log: str
+    claim: str = ""
+    """Where its process makes its mark (`node.claims`); empty: nowhere."""
     is_command: bool = False
     """Any program, not a script: no template is of use to it."""
 
@@ -185,4 +187,5 @@ class Templates:
             del template.waiting[start.tag]
             self._fork_here(start)
         else:
-            template.lines.send({"tag": start.tag, "log": start.log, "program": asdict(start.program)})
+            request = {"tag": start.tag, "log": start.log, "claim": start.claim, "program": asdict(start.program)}
+            template.lines.send(request)

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from pollux.node.claims import make_claim
 from pollux.node.forking import Program, detach, entry, fork, noting_exit_code, take_place
 from pollux.node.lines import Message, encoded
 
@@ -56,8 +57,10 @@ def leading_imports(script: str) -> list[Wanted]:
     return list(_wanted(body))
 
 
-def run_replica(program: Program, log: str) -> None:
+def run_replica(program: Program, log: str, claim: str) -> None:
     """The role of a replica, from the fork to the end of its script."""
+    if claim:
+        make_claim(claim)
     detach(log)
     with noting_exit_code():
         take_place(program)
@@ -104,7 +107,7 @@ def _fork_orphan(
     program = Program(**request["program"])
     changed = {**program.environment, **changes}
     environment = {name: value for name, value in changed.items() if value is not None}
-    replica = partial(run_replica, replace(program, environment=environment), log)
+    replica = partial(run_replica, replace(program, environment=environment), log, request["claim"])
     problem = ""
     try:
         middle = os.fork()

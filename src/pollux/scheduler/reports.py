@@ -56,8 +56,8 @@ def hear(state: SchedulerState, report: Report) -> list[Action]:
             _release(state, job, Trigger.STOPPED)
         case JobFinished():
             _release(state, job, Trigger.FINISH)
-        case JobFailed(reason=reason, exit_code=exit_code):
-            _fail(state, job, reason, exit_code)
+        case JobFailed():
+            _fail(state, job, report.reason, report.exit_code, may_retry=report.may_retry)
         case _:
             assert_never(report)
     return []
@@ -135,13 +135,15 @@ def _abandon(state: SchedulerState, job: Job) -> None:
     release_if_stranded(state, job)
 
 
-def _fail(state: SchedulerState, job: Job, reason: str, exit_code: int | None = None) -> None:
+def _fail(
+    state: SchedulerState, job: Job, reason: str, exit_code: int | None = None, *, may_retry: bool = True
+) -> None:
     """Another try after a pause, or the end."""
     count = job.num_failures + 1
     pause_s = state.options.retry_pause_after_s(count)
     retry_at_s = state.time_s + pause_s if pause_s else None
     failed = replace(job, num_failures=count, exit_reason=reason, exit_code=exit_code, retry_at_s=retry_at_s)
-    _release(state, failed, Trigger.RETRY if count <= job.spec.retries else Trigger.FAIL)
+    _release(state, failed, Trigger.RETRY if may_retry and count <= job.spec.retries else Trigger.FAIL)
 
 
 def _shrink(state: SchedulerState, job: Job, report: ReplicaLost) -> None:

@@ -247,11 +247,19 @@ class ReplicaHere:
     status: ReplicaStatus | None
     """None before its first word."""
     exit_code: int | None = None
-    """None while it runs; negative: the signal that ended it."""
+    """None while it runs, and if nobody knows it; negative: the signal that ended it."""
     log: str = ""
     """Path of its log on its node."""
     last_words: str = ""
     """If it ended badly: the end of its log, on one line; or why it could not be started."""
+    has_unknown_end: bool = False
+    """It has ended and nobody saw how, or it never began: there is no exit code."""
+    may_have_finished: bool = False
+    """Of an unknown end: all its work may have been done by then, so that it must not be run again unasked."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.exit_code is not None or self.has_unknown_end
 
 
 @register

@@ -33,7 +33,7 @@ class _Process:
 
 
 def remains(folder: StateFolder) -> set[int]:
-    """The keeper, whatever was forked from it, and what these have started."""
+    """The keeper and its witness, whatever was forked from it, and what these have started."""
     table = _processes()
     found = {*_forked(folder, table), *_recorded(folder)} & table.keys()
     while grown := {one.pid for one in table.values() if one.parent in found or one.session in found} - found:
@@ -47,7 +47,7 @@ async def end_remains(folder: StateFolder, grace_s: float) -> None:
         return
     table = _processes()
     forked = _forked(folder, table)
-    # The keeper hands the signal on; replicas that have lost their keeper get it themselves.
+    # The witness hands the signal on to the keeper, and that to its children; who has lost both gets it directly.
     first = {pid for pid in forked if table[pid].parent not in forked} | (_recorded(folder) - forked)
     _send(first, signal.SIGTERM)
     until_s = time.monotonic() + grace_s
@@ -72,9 +72,12 @@ def _forked(folder: StateFolder, table: dict[int, _Process]) -> set[int]:
 
 
 def _kept_in(command: bytes) -> str | None:
-    """The folder that the command of a keeper names, however it was spelled; None: it is no keeper's."""
-    _, is_keeper, options = command.partition(b"\0pollux.node.keeper\0--dir\0")
-    return os.path.realpath(os.fsdecode(options.split(b"\0")[0])) if is_keeper else None
+    """The folder that the command of a keeper or a witness names, however it was spelled; None: it is of neither."""
+    for module in (b"keeper", b"witness"):
+        _, is_one, options = command.partition(b"\0pollux.node.%b\0--dir\0" % module)
+        if is_one:
+            return os.path.realpath(os.fsdecode(options.split(b"\0")[0]))
+    return None
 
 
 def _recorded(folder: StateFolder) -> set[int]:

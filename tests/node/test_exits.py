@@ -1,0 +1,222 @@
+"""Exit codes that outlive the keeper, and starts that happen once: real keepers, witnesses and commands."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pollux.core import JobFailed, JobFinished, JobStopped, ReplicasReady
+from pollux.node import daemon, exits
+from pollux.node.claims import NOT_MINE, make_claim, new_claim, settle_claim, settle_last_claim
+from pollux.node.keeper_client import WITNESS
+from pollux.node.processes import command_of, is_running, parent_of, start_ticks
+from pollux.wire.nodes import RunJob
+
+from .daemons import short_folder, until
+from .kept import Kept, command, on, run
+
+ENDS = (JobFinished, JobFailed, JobStopped)
+
+
+@pytest.fixture
+def folder():
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def node(folder):
+    made = Kept(folder / "a", "a", preload=("json",))
+    yield made.start()
+    made.end()
+
+
+def started(node, *words, **more):
+    """A command that runs: itself, its keeper and its witness."""
+    with node.watching("j") as watching:
+        run(node, *words, **more)
+        watching.event(ReplicasReady)
+    pid = node.replicas()["1-1"].pid
+    keeper = parent_of(pid)
+    assert "pollux.node.keeper" in command_of(keeper)
+    assert WITNESS in command_of(parent_of(keeper))
+    return pid, keeper, parent_of(keeper)
+
+
+def until_file(script, gate):
+    """A command that waits for a file, and then ends as the script says."""
+    return "sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.02; done; {script}"
+
+
+def kill(pid):
+    began = start_ticks(pid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_running(pid, began))
+
+
+class TestAKeeperThatIsKilled:
+    @pytest.mark.parametrize(("script", "expected"), [("exit 0", None), ("exit 7", 7), ("kill -6 $$", -6)])
+    def test_its_commands_end_as_they_really_do(self, node, folder, script, expected):
+        _, keeper, _ = started(node, *until_file(script, folder / "gate"))
+        with node.watching("j") as watching:
+            kill(keeper)
+            (folder / "gate").touch()
+            end = watching.event(ENDS)
+        if expected is None:
+            assert end == JobFinished("j", 1)
+        else:
+            assert (type(end), end.exit_code, end.may_retry) == (JobFailed, expected, True)
+        assert not list((node.folder / "exits").iterdir())
+
+    def test_it_takes_the_daemon_along_and_the_command_ends_before_the_next_one(self, node, folder):
+        pid, keeper, _ = started(node, *until_file("exit 0", folder / "gate"))
+        began = start_ticks(pid)
+        node.stop()
+        kill(keeper)
+        (folder / "gate").touch()
+        until(lambda: not is_running(pid, began))
+        node.start()
+        with node.watching("j") as watching:
+            assert watching.event(ENDS) == JobFinished("j", 1)
+
+    def test_what_it_knew_while_no_daemon_was_there_is_not_lost_with_it(self, node, folder):
+        pid, keeper, _ = started(node, *until_file("exit 5", folder / "gate"))
+        node.stop()
+        (folder / "gate").touch()
+        until(lambda: exits.read(node.folder, pid, 0) == 5)
+        kill(keeper)
+        node.start()
+        with node.watching("j") as watching:
+            assert watching.event(ENDS).exit_code == 5
+
+    def test_with_its_witness_nobody_knows_and_that_is_said_and_not_tried_again(self, node, folder):
+        _, keeper, witness = started(node, *until_file("exit 0", folder / "gate"))
+        with node.watching("j") as watching:
+            kill(witness)
+            kill(keeper)
+            (folder / "gate").touch()
+            end = watching.event(ENDS)
+        assert (type(end), end.exit_code, end.may_retry) == (JobFailed, None, False)
+        assert "its exit code is unknown" in end.reason
+        assert "is not run again" in end.reason
+
+    def test_a_witness_ends_with_its_last_child(self, node, folder):
+        pid, keeper, witness = started(node, *until_file("exit 0", folder / "gate"))
+        began = start_ticks(witness)
+        kill(keeper)
+        until(lambda: parent_of(pid) == witness)
+        (folder / "gate").touch()
+        until(lambda: not is_running(witness, began))
+
+    def test_a_witness_is_not_missed_while_its_keeper_lives(self, node, folder):
+        _, _, witness = started(node, *until_file("exit 3", folder / "gate"))
+        with node.watching("j") as watching:
+            kill(witness)
+            (folder / "gate").touch()
+            assert watching.event(ENDS).exit_code == 3
+
+    def test_one_that_hangs_is_replaced(self, folder, monkeypatch):
+        monkeypatch.setattr(daemon, "KEEPER_EVERY_S", 0.05)
+        node = Kept(folder / "h", "a", preload=("json",), keeper_hang_after_s=0.5).start()
+        try:
+            _, keeper, _ = started(node, *until_file("exit 6", folder / "gate"))
+            os.kill(keeper, signal.SIGSTOP)
+            with node.watching("k") as watching:
+                node.ask(RunJob("k", 1, command("true", job="k"), on(a=1)))
+                assert watching.event(ENDS) == JobFinished("k", 1)
+            with node.watching("j") as watching:
+                (folder / "gate").touch()
+                assert watching.event(ENDS).exit_code == 6
+        finally:
+            node.end()
+
+    def test_in_the_middle_of_a_start_the_command_runs_once(self, node, folder):
+        """Stopped, the keeper forks and answers when nobody listens any more: its successor must not fork again."""
+        _, keeper, _ = started(node, "sleep", "1000")
+        os.kill(keeper, signal.SIGSTOP)
+        until(lambda: _state(keeper) == "T")
+        script = f"echo x >> {folder / 'ran'}; exit 4"
+        with node.watching("k") as watching:
+            launch = command("sh", "-c", script, job="k")
+            node.ask(RunJob("k", 1, launch, on(a=1)))
+            until(lambda: "1-1" in node.replicas("k"))
+            os.kill(keeper, signal.SIGKILL)
+            assert watching.event(ENDS).exit_code == 4
+        assert (folder / "ran").read_text() == "x\n"
+
+
+class TestClaims:
+    def test_a_process_makes_its_mark_once(self, tmp_path):
+        claim = new_claim(tmp_path / "1-1.log")
+        pid = os.fork()
+        if pid == 0:
+            make_claim(str(claim))
+            os._exit(0)
+        began = start_ticks(pid)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert settle_claim(claim) == (pid, began)
+        assert settle_last_claim(tmp_path / "1-1.log") == (pid, began)
+        assert new_claim(tmp_path / "1-1.log") != claim
+
+    def test_a_start_that_was_taken_back_never_happens(self, tmp_path):
+        claim = new_claim(tmp_path / "1-1.log")
+        assert settle_claim(claim) is None
+        pid = os.fork()
+        if pid == 0:
+            make_claim(str(claim))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == NOT_MINE
+        assert settle_last_claim(tmp_path / "1-1.log") is None
+
+    def test_the_start_under_way_is_taken_back_although_it_left_no_trace(self, tmp_path):
+        log = tmp_path / "1-1.log"
+        under_way = new_claim(log)
+        assert settle_last_claim(log) is None
+        assert under_way.is_symlink()
+
+    def test_where_the_folder_is_gone_nothing_can_begin(self, tmp_path):
+        assert settle_claim(tmp_path / "gone" / "1-1.start1") is None
+
+
+class TestRecords:
+    def test_a_record_is_of_one_process_and_written_once(self, tmp_path):
+        pid = os.getpid()
+        exits.record(tmp_path, pid, 3)
+        exits.record(tmp_path, pid, 4)
+        assert exits.read(tmp_path, pid, start_ticks(pid)) == 3
+        assert exits.read(tmp_path, pid, start_ticks(pid) + 1) is None
+        assert exits.read(tmp_path, pid, 0) == 3
+        exits.remove_others(tmp_path, [pid])
+        assert exits.read(tmp_path, pid, 0) == 3
+        exits.remove_others(tmp_path, [])
+        assert exits.read(tmp_path, pid, 0) is None
+
+    def test_a_witness_waits_for_room_to_write(self, tmp_path):
+        """The kernel keeps an exit code for as long as nobody reaps the process."""
+        (tmp_path / "exits").write_text("in the way")
+        program = (
+            "import os, sys; from pathlib import Path; from pollux.node import witness\n"
+            "witness.RETRY_S = 0.02\n"
+            "pid = os.fork()\n"
+            "if pid == 0: os._exit(9)\n"
+            "print(pid, flush=True)\n"
+            "sys.exit(witness.watch(Path(sys.argv[1]), 0))"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as witness:
+            pid = int(witness.stdout.readline())
+            until(lambda: _state(pid) == "Z")
+            time.sleep(0.1)  # it has tried several times by now; if not, the test proves less
+            assert _state(pid) == "Z"
+            (tmp_path / "exits").unlink()
+            assert witness.wait() == 0
+        assert exits.read(tmp_path, pid, 0) == 9
+
+
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
