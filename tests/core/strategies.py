@@ -24,6 +24,7 @@ from pollux.core import (
     JobFinished,
     JobModel,
     JobPaused,
+    JobRecovered,
     JobReported,
     JobRescaled,
     JobResumed,
@@ -248,6 +249,14 @@ plans = maps(names, held_allocations).map(Plan)
 
 _FIELDS = {
     JobSubmitted: {"spec": specs()},
+    JobRecovered: {
+        "spec": specs(),
+        "submitted_at_s": times,
+        "allocation": held_allocations,
+        "outcome": maybe(st.sampled_from([Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED])),
+        "reason": texts,
+        "exit_code": maybe(st.integers(-64, 255)),
+    },
     JobRescaled: {"min_gpus": st.integers(1, 4), "max_gpus": maybe(st.integers(4, 64))},
     NodeJoined: {"node": nodes},
     NodeLost: {"node": names},
@@ -263,7 +272,7 @@ _FIELDS = {
     GenerationAbandoned: {"reason": texts},
     ReplicaLost: {"membership": generations, "survivors": held_allocations},
     JobReported: {"profile": maybe(profiles), "model": maybe(models)},
-    JobFailed: {"reason": texts, "exit_code": maybe(st.integers(-64, 255))},
+    JobFailed: {"reason": texts, "exit_code": maybe(st.integers(-64, 255)), "may_retry": st.booleans()},
     JobCancelled: {},
     JobPaused: {},
     JobResumed: {},

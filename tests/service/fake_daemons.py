@@ -61,6 +61,10 @@ class FakeRun:
     phase: RunPhase = RunPhase.TRAINING
     standing: Event | None = None
 
+    @property
+    def end(self) -> JobFinished | JobFailed | JobStopped | None:
+        return self.standing if isinstance(self.standing, JobFinished | JobFailed | JobStopped) else None
+
 
 class FakeDaemon:
     """Does at once what it is told. `is_slow`: answers requests, but nothing gets ready until `settle`."""
@@ -160,7 +164,7 @@ class FakeDaemon:
             case ListRuns():
                 return Runs(
                     tuple(
-                        RunStatus(job, run.phase, run.generation, 0, run.issued, run.allocation, 0)
+                        RunStatus(job, run.phase, run.generation, 0, run.issued, run.allocation, 0, end=run.end)
                         for job, run in self.runs.items()
                     )
                 )

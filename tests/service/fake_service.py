@@ -78,6 +78,7 @@ class FakeService:
     started_at_s: float = START_S
     now_s: float = START_S
     is_recovering: bool = False
+    warnings: tuple[str, ...] = ()
     is_ending: bool = False
     reports: dict[str, AgentReport] = field(default_factory=dict)
     log_files: tuple[LogFile, ...] = ()

@@ -108,6 +108,10 @@ class Living:
         """Its home."""
         return next(daemon for daemon in self.daemons if job in daemon.runs)
 
+    def opened(self) -> SqliteLog:
+        """The log, while no service runs."""
+        return SqliteLog(self.place.database)
+
     def replayed(self) -> Scheduler:
         """What a service that starts now would know, from the log alone and without any snapshot."""
         with SqliteLog(self.place.database, read_only=True) as log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -371,12 +372,13 @@ class TestCrashes:
 
         live(main)
 
-    def test_jobs_that_the_log_does_not_know_are_stopped(self) -> None:
+    def test_jobs_that_nobody_here_knows_are_stopped(self) -> None:
         async def main(living: Living) -> None:
             job = await living.submit()
             await living.kill()
             for path in living.folder.glob("pollux.db*"):
                 path.unlink()
+            shutil.rmtree(living.place.jobs)
             await living.start()
             await living.until(lambda: living.daemons[0].runs[job.id].phase is RunPhase.ENDED)
 

@@ -209,7 +209,8 @@ time.sleep(100)
         with SqliteLog(path) as log:
             rounds(log, 1)
             files = list(path.parent.iterdir())
-            assert {file.name for file in files} == {f"pollux.db{ending}" for ending in ("", "-wal", "-shm", ".lock")}
+            names = {f"pollux.db{ending}" for ending in ("", "-wal", "-shm", ".lock")} | {"pollux.last"}
+            assert {file.name for file in files} == names
             assert {mode(file) for file in files} == {0o600}
 
 

@@ -320,6 +320,8 @@ def _tell(folder: ClusterFolder, view: ClusterView, url: str) -> None:
         f"({', '.join(f'{node.id}: {node.gpus}' for node in view.nodes)}), policy {view.policy}, "
         f"a round every {view.interval_s * compress:g} s{f' ({view.interval_s:g} s here)' if is_emulated else ''}."
     )
+    for warning in view.warnings:
+        output.note(warning)
     if is_emulated:
         typer.echo(f"They are {emulated.pace(compress)}.")
     if going_on:

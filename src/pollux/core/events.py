@@ -17,6 +17,7 @@ from pollux.core.job import JobSpec
 from pollux.core.kinds import KindProfile, check_kinds
 from pollux.core.message import Caused, OfGeneration
 from pollux.core.model import JobModel
+from pollux.core.phase import Phase
 from pollux.core.plan import Plan
 from pollux.core.profile import Profile
 from pollux.errors import InvalidSpec
@@ -44,6 +45,39 @@ class JobSubmitted(Caused):
 
     def __post_init__(self) -> None:
         checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
+
+    @property
+    def job(self) -> JobId:
+        return self.spec.id
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecovered(Caused):
+    """The log had lost the job, or how far it was, and others still knew: the files of the cluster, and its daemons.
+
+    With an outcome, the job has ended. Else it waits again, after what may still run of it has saved and stopped.
+    """
+
+    spec: JobSpec
+    submitted_at_s: float
+    generation: int = 0
+    """The highest that was ever used for it; 0: it was never started."""
+    allocation: Allocation = field(default_factory=Allocation)
+    """What still runs of it; empty: nothing."""
+    outcome: Phase | None = None
+    """How it ended; None: it has not."""
+    reason: str = ""
+    exit_code: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
+        checks.finite(InvalidSpec, "submitted_at_s", self.submitted_at_s, None)
+        checks.whole(InvalidSpec, "generation", self.generation, 0)
+        if self.allocation and not self.generation:
+            raise InvalidSpec("generation", 0, "a job that runs has one", "Give the highest that was used for it")
+        if self.outcome is not None and not self.outcome.is_terminal:
+            fix = "Give succeeded, failed or cancelled, or None"
+            raise InvalidSpec("outcome", str(self.outcome), "is not the end of a job", fix)
 
     @property
     def job(self) -> JobId:
@@ -202,6 +236,7 @@ class KindsImported(Caused):
 
 Event = (
     JobSubmitted
+    | JobRecovered
     | JobCancelled
     | JobPaused
     | JobResumed

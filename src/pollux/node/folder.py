@@ -136,6 +136,15 @@ class StateFolder:
         found = {path.stem: path for path in (self.job(job) / "logs").glob("*.log")}
         return {name: found[name] for name in sorted(found, key=_in_order)}
 
+    def set_aside(self, job: JobId) -> Path:
+        """Make room for another job of that id: the logs that this one left get a name that no job has."""
+        left = self.job(job)
+        for path in (self.run_file(job), self.replicas_file(job), self.experience_file(job)):
+            path.unlink(missing_ok=True)  # the next daemon is not to find it
+        aside = left.with_name(f"{left.name}~{secrets.token_hex(4)}")
+        left.rename(aside)
+        return aside
+
     def jobs(self) -> Iterator[JobId]:
         """The jobs that have left anything here."""
         for path in sorted((self.path / "jobs").glob("*/")):

@@ -67,6 +67,9 @@ class Home:
         self._check_addresses(request.allocation, request.addresses)
         fingerprint = await asyncio.to_thread(self._fingerprint, launch)
         homed = self._jobs.get(job)
+        if homed is not None and homed.is_another(launch):
+            self._replace(homed)
+            homed = None
         if homed is None:
             run = JobRun(job, self._around.options)
             homed = self._jobs[job] = HomedJob(self._around, run, launch, request.addresses, fingerprint)
@@ -211,6 +214,15 @@ class Home:
             homed.close()
 
     # Inside
+
+    def _replace(self, homed: HomedJob) -> None:
+        """Another job had this id, by a log that is lost. What it left is kept aside; `Permanent` while it runs."""
+        job = homed.job
+        if not homed.run.is_over:
+            raise Permanent(f"Another job with the id {job} runs on node {self._around.node}. Cancel it, or wait.")
+        aside = self._around.folder.set_aside(job)
+        log.warning("Another job had the id %s: what it left is in %s.", job, aside)
+        self.drop(job)
 
     async def _find_store(self, homed: HomedJob) -> None:
         """However long it takes: what trains needs none until its members change. Requests are served meanwhile."""

@@ -94,6 +94,10 @@ class HomedJob:
     def job(self) -> JobId:
         return self.launch.job
 
+    def is_another(self, launch: Launch) -> bool:
+        """Whether that launch is of another job with the same id."""
+        return "" not in (self.launch.submission, launch.submission) and self.launch.submission != launch.submission
+
     @property
     def addresses(self) -> FrozenMap[NodeId, str]:
         """Of the daemons of its other nodes."""

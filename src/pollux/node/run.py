@@ -210,6 +210,7 @@ class JobRun:
     def description(self, step: int | None = None) -> RunStatus:
         """How it stands. `step`: the newest one, if the daemon has heard of it by other ways."""
         run = self._run
+        ends = [event for event in run.standing if isinstance(event, JobFinished | JobFailed | JobStopped)]
         statuses = tuple(replica.status for replica in run.living() if replica.status is not None)
         return RunStatus(
             run.job,
@@ -220,6 +221,7 @@ class JobRun:
             places(member for member in run.members if not member.is_gone),
             step if step is not None else max((status.step for status in statuses if status.has_state), default=0),
             statuses,
+            ends[-1] if run.is_over and ends else None,
         )
 
     def saved(self) -> SavedRun:

@@ -1,6 +1,7 @@
 """What must hold after every event; tests check it after each step. A violation is a bug of ours, never of the input.
 
-One thing is beyond us: a node that comes back with fewer GPUs than are in use on it.
+Two things are beyond us: a node that comes back with fewer GPUs than are in use on it, and a job that is found to run,
+by decisions that the log has lost, on GPUs that the log gave to others.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pollux.core import (
     GenerationAbandoned,
     JobFailed,
     JobFinished,
+    JobRecovered,
     JobRescaled,
     JobResumed,
     JobStopped,
@@ -25,6 +26,7 @@ from pollux.scheduler.state import SchedulerState
 
 CHANGES = (
     JobSubmitted,
+    JobRecovered,
     JobResumed,
     JobRescaled,
     NodeJoined,

@@ -22,6 +22,7 @@ from pollux.core import (
     JobCancelled,
     JobId,
     JobPaused,
+    JobRecovered,
     JobReported,
     JobRescaled,
     JobResumed,
@@ -45,6 +46,7 @@ from pollux.core import (
 from pollux.scheduler.occupancy import Occupancy
 from pollux.scheduler.pool import Pool
 from pollux.scheduler.reconcile import reconcile
+from pollux.scheduler.recovery import recover
 from pollux.scheduler.reports import LEAVING, hear, release_if_stranded
 from pollux.scheduler.saving import SavedState, Step
 from pollux.scheduler.trim import trimmed
@@ -160,6 +162,8 @@ class SchedulerState:
                 if self.job(spec.id) is None:
                     sequence = len(self.jobs) + len(self.ended)
                     self.put(Job(spec, self.time_s, sequence), "submitted")
+            case JobRecovered():
+                actions += recover(self, event)
             case JobCancelled() | JobPaused() | JobResumed():
                 actions += self._obey(event)
             case JobRescaled():

@@ -17,6 +17,7 @@ from pollux.core import (
     JobFailed,
     JobFinished,
     JobPaused,
+    JobRecovered,
     JobReported,
     JobRescaled,
     JobResumed,
@@ -27,6 +28,7 @@ from pollux.core import (
     NodeDrained,
     NodeJoined,
     NodeLost,
+    Phase,
     PlanMade,
     ReplicaLost,
     ReplicasReady,
@@ -75,13 +77,15 @@ def detail(document: Document) -> FrozenMap[str, object]:
         plain["kinds"] = {kind: len(found.profile) for kind, found in document.kinds.items()}
         return FrozenMap(plain)
     plain = encode(document)
-    if isinstance(document, JobSubmitted):
+    if isinstance(document, JobSubmitted | JobRecovered):
         plain["spec"]["env"] = dict.fromkeys(document.spec.env, BLANK)
     return FrozenMap(plain)
 
 
 def _event(event: Event) -> str:
     match event:
+        case JobRecovered(spec):
+            return f"{spec.id}: found again, which the log had lost: {_recovered(event)}{_because(event.cause)}."
         case JobSubmitted(spec):
             return f"{spec.id}: submitted{_named(spec)}, wants {_wish(spec)}."
         case JobCancelled(job):
@@ -125,6 +129,14 @@ def _event(event: Event) -> str:
             return f"Profile registry: {count} of jobs imported, {how}."
         case _:
             assert_never(event)
+
+
+def _recovered(event: JobRecovered) -> str:
+    if event.outcome is not None:
+        return f"it has {'been cancelled' if event.outcome is Phase.CANCELLED else event.outcome}"
+    if event.allocation:
+        return f"it runs on {_places(event.allocation)}, generation {event.generation}, saves and starts anew"
+    return f"it waits, after generation {event.generation}" if event.generation else "it waits"
 
 
 def _notice(notice: JournalEntry, job: str) -> str:

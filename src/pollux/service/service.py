@@ -24,6 +24,8 @@ from pollux.core import (
     JobFinished,
     JobId,
     JobPaused,
+    JobRecovered,
+    JobReported,
     JobRescaled,
     JobResumed,
     JobSpec,
@@ -46,10 +48,12 @@ from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler, SchedulerOptions
 from pollux.scheduler.reports import is_news
 from pollux.service.experience import Experience
+from pollux.service.ledger import Ledger
 from pollux.service.options import ServiceOptions
 from pollux.service.place import ClusterFolder
 from pollux.service.placing import hopeless, waits_for
 from pollux.service.planning import Planner
+from pollux.service.recovery import from_ledger, sentence
 from pollux.service.rounds import Rounds
 from pollux.service.store import SqliteLog
 from pollux.service.world import World
@@ -92,6 +96,9 @@ class Service:
         self._time_s = self.scheduler.state.time_s
         self._looked_s = time.monotonic()
         self._place = place
+        self._ledger = Ledger(place.jobs)
+        self.warnings: list[str] = []
+        """What whoever looks at the cluster should know."""
         self._world = World(
             provider,
             place.token(),
@@ -101,6 +108,7 @@ class Service:
             Experience(self.policy.shares_experience),
             self._hear,
             self._hear_report,
+            self._ledger.note,
             options.node_grace_s,
         )
         self._planner = planner or Planner(options.policy, options.policy_options, options.plan_timeout_s)
@@ -149,6 +157,7 @@ class Service:
     async def _recover_and_plan(self) -> None:
         state = self.scheduler.state
         log.info("The log is replayed: %d jobs have ended, %d have not.", len(state.ended), len(state.jobs))
+        self._recover_jobs()
         warming = asyncio.create_task(self._planner.warm_up())
         await self._world.start(self.options.recovery_s)
         self.is_recovering = False
@@ -160,6 +169,19 @@ class Service:
                 await self._plan()
             except PolluxError as error:  # a full disk, a locked database: the next round may do
                 log.error("A round came to nothing: %s", error)
+
+    def _recover_jobs(self) -> None:
+        """Take up what the log has lost, as far as the files of the jobs know it."""
+        state = self.scheduler.state
+        found = list(from_ledger(self._ledger.entries(state.ended), state))
+        for event in found:
+            self._hear(event, None)
+        for job in state.jobs.values():  # a version before may not have written their files
+            self._ledger.keep(job)
+        jobs = [event.job for event in found if isinstance(event, JobRecovered)]
+        if warning := sentence(self.log.num_lost, jobs):
+            log.error("%s", warning)
+            self.warnings.append(warning)
 
     async def _plan(self) -> None:
         state = self.scheduler.state
@@ -213,8 +235,7 @@ class Service:
     def submit(self, request: JobRequest) -> Job:
         request = self.check(request)
         state = self.scheduler.state
-        number = len(state.jobs) + len(state.ended) + 1
-        spec = self._spec(request, JobId(f"{request.name}-{number}"))
+        spec = self._spec(request, self._ledger.new_id(request.name, len(state.jobs) + len(state.ended)))
         self._hear(JobSubmitted(spec, cause="api"), None)
         return self.job(spec.id)
 
@@ -351,6 +372,8 @@ class Service:
         self._ring()
         job_id = getattr(event, "job", None)
         job = self.scheduler.state.job(job_id) if job_id else None
+        if job is not None and not isinstance(event, JobReported):
+            self._ledger.keep(job)
         if job is not None and job.phase.is_terminal and job_id in self._reports:
             self.log.put(f"report/{job_id}", dumps(self._reports[job_id]))
         if job is not None and job.phase is Phase.PENDING and job.retry_at_s is not None:

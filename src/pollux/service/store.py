@@ -23,6 +23,7 @@ from pollux.core import Event, JobId, dumps, loads
 from pollux.errors import InvalidDocument, Permanent
 from pollux.scheduler import Record, SavedState
 from pollux.service import schema
+from pollux.service.high_water import HighWaterMark
 from pollux.service.schema import clear_errors
 from pollux.wire.entries import JournalEntry
 
@@ -66,6 +67,12 @@ class SqliteLog:
             if self._lock is not None:
                 self._lock.close()
             raise
+        self._mark = None if read_only else HighWaterMark(path.with_suffix(".last"))
+        self.num_lost = 0
+        """Records that were there once and are missing at the end of the log, as it was opened."""
+        if self._mark is not None:
+            self.num_lost = max(self._mark.read() - self.last_number, 0)
+            self._mark.write(self.last_number)
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +85,8 @@ class SqliteLog:
     def close(self) -> None:
         """Let another writer in. May be called again."""
         self._db.close()
+        if self._mark is not None:
+            self._mark.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -203,6 +212,8 @@ class SqliteLog:
             self._db.execute(
                 "INSERT INTO records (number, document, at_s, kind, job, is_notice) VALUES (?, ?, ?, ?, ?, ?)", row
             )
+        if self._mark is not None:
+            self._mark.write(row[0])
 
     def _snapshots(self) -> Iterator[tuple[int, bytes]]:
         """The documents of the saved states that are whole by their checksums, newest first."""

@@ -21,8 +21,8 @@ from pollux.core import (
     GenerationAbandoned,
     Job,
     JobFailed,
-    JobFinished,
     JobId,
+    JobRecovered,
     JobSpec,
     JobStopped,
     MakePlan,
@@ -41,6 +41,7 @@ from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler
 from pollux.service.daemon_link import Callbacks, DaemonLink
 from pollux.service.experience import Experience
+from pollux.service.recovery import from_run
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import (
     Forget,
@@ -84,8 +85,10 @@ class World:
         experience: Experience,
         hear: Callable[[Event, NodeId | None], None],
         on_report: Callable[[AgentReport], None],
+        on_run: Callable[[JobId], None],
         grace_s: float,
     ) -> None:
+        """`on_run` is told the id of every job that a daemon knows."""
         self._provider = provider
         self._token = token
         self._scheduler = scheduler
@@ -94,6 +97,7 @@ class World:
         self._experience = experience
         self._hear = hear
         self._on_report = on_report
+        self._on_run = on_run
         self._grace_s = grace_s
         self._links: dict[NodeId, DaemonLink] = {}
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
@@ -205,7 +209,7 @@ class World:
             home = next((node for node in nodes if self.is_there(node)), nodes[0])
             self._facts.put(f"home/{job}", f"{generation} {home}")
         try:
-            launch = self._launch(wanted.spec)
+            launch = replace(self._launch(wanted.spec), submission=repr(wanted.submitted_at_s))
         except PolluxError as error:
             self._later(JobFailed(job, generation, str(error)))
             return
@@ -265,11 +269,12 @@ class World:
     def _compare(self, node: NodeId, runs: tuple[RunStatus, ...]) -> None:
         """What runs there against what should."""
         state = self._scheduler.state
-        living = {run.job: run for run in runs if run.phase is not RunPhase.ENDED}
-        for run in living.values():
+        for run in runs:
+            self._on_run(run.job)
             job = state.jobs.get(run.job)
-            # Ahead of us: the log was restored from a backup.
-            if job is None or (run.issued_generation > job.issued_generation and self._is_home(node, run.job)):
+            if job is not None:
+                self._catch_up(job, run, node)
+            elif run.phase is not RunPhase.ENDED:
                 log.warning("Job %s runs on %s, but should not: it is stopped.", run.job, node)
                 reason = StopReason.SUPERSEDED if run.job in state.ended else StopReason.PREEMPTED
                 self._links[node].send(StopRun(run.job, run.issued_generation, reason))
@@ -278,6 +283,18 @@ class World:
             is_missing = job.phase in (Phase.RUNNING, Phase.RESIZING) and job.id not in known
             if is_missing and self._is_home(node, job.id):
                 self._hear(JobStopped(job.id, job.generation, cause=f"node {node} does not know it any more"), node)
+
+    def _catch_up(self, job: Job, run: RunStatus, node: NodeId) -> None:
+        """The log may have lost how far the job was, and where: its home knows."""
+        home = self._home_and_generation(job.id)
+        if home is not None and home[0] != node and home[1] > run.issued_generation:
+            return  # it has another home since
+        if found := from_run(job, run, node):
+            log.warning("Job %s: node %s knows of a later generation, %d.", job.id, node, run.issued_generation)
+            self._facts.put(f"home/{job.id}", f"{run.issued_generation} {node}")
+            self._hear(found, node)
+        elif home is None and job.phase.holds_gpus and run.issued_generation == job.issued_generation:
+            self._facts.put(f"home/{job.id}", f"{run.issued_generation} {node}")
 
     def _away(self, node: NodeId) -> None:
         self._expect(node)
@@ -329,11 +346,6 @@ class World:
 
     def _news(self, node: NodeId, news: NodeNews) -> None:
         match news:
-            case RunNews(event=JobStopped() | JobFinished() | JobFailed() as end):
-                job = self._scheduler.state.jobs.get(end.job)
-                if job is not None and end.generation > job.issued_generation and self._is_home(node, end.job):
-                    end = replace(end, generation=job.issued_generation)  # the log was restored from a backup
-                self._hear(end, node)
             case RunNews(event=event):
                 self._hear(event, node)
             case ReportNews(report=report):
@@ -343,7 +355,11 @@ class World:
         log.warning("Node %s refuses %s: %s", node, type(request).__name__, error)
         match request:
             case RunJob() if isinstance(error, StaleGeneration):
-                self._hear(JobStopped(request.job, request.generation, cause=str(error)), node)
+                job = self._scheduler.state.jobs.get(request.job)
+                if job is not None and error.current > job.issued_generation:  # the log has lost those in between
+                    self._hear(JobRecovered(job.spec, job.submitted_at_s, error.current, cause=str(error)), node)
+                else:
+                    self._hear(JobStopped(request.job, request.generation, cause=str(error)), node)
             case RunJob():
                 self._hear(JobFailed(request.job, request.generation, str(error)), node)
             case ResizeRun():

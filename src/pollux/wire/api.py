@@ -157,6 +157,8 @@ class ClusterView:
     nodes: tuple[NodeView, ...]
     num_jobs: FrozenMap[str, int]
     """By phase."""
+    warnings: tuple[str, ...] = ()
+    """What whoever looks at the cluster should know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from pollux.core import Allocation, Event, FrozenMap, JobId, NodeId, OfGeneration, StopReason, checks, register
+from pollux.core import (
+    Allocation,
+    Event,
+    FrozenMap,
+    JobFailed,
+    JobFinished,
+    JobId,
+    JobStopped,
+    NodeId,
+    OfGeneration,
+    StopReason,
+    checks,
+    register,
+)
 from pollux.errors import InvalidSpec
 from pollux.wire.messages import AgentReport
 from pollux.wire.replicas import Instruction, ReplicaStatus
@@ -40,6 +53,8 @@ class Launch:
     is_plain: bool = False
     gpus: int = 1
     """Slots that each replica holds; more than one only for plain commands."""
+    submission: str = ""
+    """Tells this job from another one of the same id; empty: nobody said."""
 
     def __post_init__(self) -> None:
         checks.text(InvalidSpec, "job", self.job)
@@ -124,6 +139,8 @@ class RunStatus:
     allocation: Allocation
     step: int
     replicas: tuple[ReplicaStatus, ...] = ()
+    end: JobFinished | JobFailed | JobStopped | None = None
+    """How it ended; None: it has not, or was never started."""
 
 
 @register
