@@ -154,11 +154,13 @@ class PacingSlipped(PolluxError):
 class CheckpointError(PolluxError):
     """A checkpoint that cannot be used; the ones beside it are untouched."""
 
-    def __init__(self, path: str, problem: str, fix: str) -> None:
+    def __init__(self, path: str, problem: str, fix: str, *, is_lasting: bool = False) -> None:
+        """`is_lasting`: it will be the same at the next try, unless somebody does something about it."""
         super().__init__(path, problem, fix)
         self.path = path
         self.problem = problem
         self.fix = fix
+        self.is_lasting = is_lasting
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}. {self.fix}."

@@ -4,17 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pollux.core import JobFailed, JobFinished, JobStopped, ReplicasReady
+from pollux.errors import Permanent
 from pollux.node import daemon, exits
 from pollux.node.claims import NOT_MINE, make_claim, new_claim, settle_claim, settle_last_claim
+from pollux.node.exit_codes import HOPELESS
 from pollux.node.keeper_client import WITNESS
 from pollux.node.processes import command_of, is_running, parent_of, start_ticks
-from pollux.wire.nodes import RunJob
+from pollux.wire.nodes import Launch, ListRuns, ReadLog, RunJob
 
 from .daemons import short_folder, until
 from .kept import Kept, command, on, run
@@ -184,6 +186,7 @@ class TestClaims:
 
 class TestRecords:
     def test_a_record_is_of_one_process_and_written_once(self, tmp_path):
+        exits.prepare(tmp_path)
         pid = os.getpid()
         exits.record(tmp_path, pid, 3)
         exits.record(tmp_path, pid, 4)
@@ -197,26 +200,77 @@ class TestRecords:
 
     def test_a_witness_waits_for_room_to_write(self, tmp_path):
         """The kernel keeps an exit code for as long as nobody reaps the process."""
-        (tmp_path / "exits").write_text("in the way")
+        exits.prepare(tmp_path)
         program = (
-            "import os, sys; from pathlib import Path; from pollux.node import witness\n"
-            "witness.RETRY_S = 0.02\n"
+            "import os, sys; from pathlib import Path; from pollux.node import exits, witness\n"
+            "def full(*end):\n"
+            "    os.write(2, b'.')\n"
+            "    if not Path(sys.argv[1], 'room').exists(): raise OSError(28, 'full')\n"
+            "    record(*end)\n"
+            "witness.RETRY_S, record, exits.record = 0.02, exits.record, full\n"
             "pid = os.fork()\n"
             "if pid == 0: os._exit(9)\n"
             "print(pid, flush=True)\n"
             "sys.exit(witness.watch(Path(sys.argv[1]), 0))"
         )
         with subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as witness:
             pid = int(witness.stdout.readline())
-            until(lambda: _state(pid) == "Z")
-            time.sleep(0.1)  # it has tried several times by now; if not, the test proves less
+            assert witness.stderr.read(3) == "..."  # it has tried several times
             assert _state(pid) == "Z"
-            (tmp_path / "exits").unlink()
+            (tmp_path / "room").touch()
             assert witness.wait() == 0
         assert exits.read(tmp_path, pid, 0) == 9
 
 
 def _state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+class TestAnotherJobOfTheSameId:
+    def test_a_daemon_does_not_answer_for_the_one_before(self, node, folder):
+        with node.watching("j") as watching:
+            launch = replace(command("sh", "-c", "echo first"), submission="1.0")
+            node.ask(RunJob("j", 1, launch, on(a=1)))
+            assert watching.event(ENDS) == JobFinished("j", 1)
+        until(lambda: not node.replicas())
+        with node.watching("j") as watching:
+            launch = replace(command("sh", "-c", f"echo second; touch {folder / 'X'}; exit 3"), submission="2.0")
+            node.ask(RunJob("j", 1, launch, on(a=1)))
+            until(lambda: (folder / "X").exists())
+            while (end := watching.event(ENDS)) == JobFinished("j", 1):
+                pass  # what was announced of the one before, before the second was asked for
+            assert end.exit_code == 3
+        assert node.ask(ReadLog("j", "1-1")).text == "second\n"
+        (aside,) = (path for path in (node.folder / "jobs").iterdir() if path.name != "j")
+        assert (aside / "logs" / "1-1.log").read_text() == "first\n"
+        node.start_again()
+        assert [run.job for run in node.ask(ListRuns()).runs] == ["j"]
+
+    def test_one_that_runs_is_not_disturbed(self, node):
+        node.ask(RunJob("j", 1, replace(command("sleep", "1000"), submission="1.0"), on(a=1)))
+        with pytest.raises(Permanent, match="Another job with the id j runs"):
+            node.ask(RunJob("j", 2, replace(command("true"), submission="2.0"), on(a=1)))
+
+    def test_the_same_one_is_answered_again(self, node):
+        launch = replace(command("true"), submission="1.0")
+        with node.watching("j") as watching:
+            node.ask(RunJob("j", 1, launch, on(a=1)))
+            watching.event(ENDS)
+            node.ask(RunJob("j", 1, launch, on(a=1)))
+            assert watching.event(ENDS) == JobFinished("j", 1)
+
+
+def test_a_script_that_can_never_go_on_says_so(node, folder):
+    """A checkpoint that nobody can read will be as unreadable at the next try."""
+    script = folder / "train.py"
+    script.write_text(
+        "from pollux.errors import CheckpointError\n"
+        "raise CheckpointError('here', 'none can be used', 'Remove the folder', is_lasting=True)\n"
+    )
+    with node.watching("j") as watching:
+        node.ask(RunJob("j", 1, Launch("j", str(script), directory=str(folder)), on(a=1)))
+        end = watching.event(ENDS)
+    assert (end.exit_code, end.may_retry) == (HOPELESS, False)
+    assert "none can be used" in end.reason

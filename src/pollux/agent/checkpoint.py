@@ -160,6 +160,7 @@ class Checkpoints:
             str(self.folder),
             f"none of the {len(entries)} checkpoints can be used ({'; '.join(problems)})",
             "To train from the beginning, remove the folder or give another one",
+            is_lasting=True,
         )
 
     def _entries(self) -> tuple[Path, ...]:

@@ -16,15 +16,18 @@ from pollux.node.processes import start_ticks
 FOLDER = "exits"
 
 
+def prepare(folder: Path) -> None:
+    """From now on ends are written down; until the folder `exits` is removed, when a node ends for good."""
+    (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+
+
 def record(folder: Path, pid: int, exit_code: int) -> None:
     """Write down how a child that nobody has reaped yet ended; negative: by which signal. `OSError` if it cannot be.
 
-    Said again by another witness of the same end, it changes nothing.
+    Said again by another witness of the same end, it changes nothing. `FileNotFoundError`: nobody will ask for it.
     """
-    place = folder / FOLDER
-    place.mkdir(mode=0o700, exist_ok=True)
     with suppress(FileExistsError):
-        os.symlink(str(exit_code), place / _name(pid, start_ticks(pid)))
+        os.symlink(str(exit_code), folder / FOLDER / _name(pid, start_ticks(pid)))
 
 
 def read(folder: Path, pid: int, began: int) -> int | None:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pollux.node.exit_codes import HOPELESS
+
 _LAST_DESCRIPTOR = 2**31 - 1
 
 
@@ -100,8 +102,8 @@ def noting_exit_code() -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # python ends by that signal then
         raise
-    except BaseException:
-        _exit_code = 1
+    except BaseException as error:
+        _exit_code = HOPELESS if getattr(error, "is_lasting", False) else 1
         raise
     _exit_code = 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from pollux.core import FrozenMap, JobId
 from pollux.errors import StaleGeneration
 from pollux.node.devices import devices_of, gpu_type
+from pollux.node.exit_codes import LEFT_AS_ASKED
 from pollux.node.folder import last_lines
-from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.processes import send_signal, start_ticks
 from pollux.wire.frames import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat

@@ -20,11 +20,11 @@ from pollux.core import FrozenMap, JobId, NodeId
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, PolluxError, StaleGeneration
 from pollux.node import exits
 from pollux.node.claims import new_claim, settle_claim, settle_last_claim
+from pollux.node.exit_codes import LEFT_AS_ASKED
 from pollux.node.folder import StateFolder, write
 from pollux.node.hosted import Hosted, Told
 from pollux.node.keeper_client import WITNESS, Child, LostKeeper, NoKeeper
 from pollux.node.links import Links, hand
-from pollux.node.members import LEFT_AS_ASKED
 from pollux.node.processes import began_at, command_of, is_running, is_unreaped, parent_of, send_signal
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire.messages import AgentReport

@@ -455,6 +455,7 @@ def main() -> None:
     if listener is None:
         log.info("Another keeper serves %s.", path)
         return
+    exits.prepare(given.dir)
     made = _preload([name for name in given.preload.split(",") if name])
     os.chdir("/")  # lest a folder that is not ours cannot be removed or unmounted
     sys.argv[1:] = []

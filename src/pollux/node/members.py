@@ -8,11 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pollux.core import Allocation, Event, FrozenMap, JobId, NodeId, register
+from pollux.node.exit_codes import LEFT_AS_ASKED
 from pollux.wire.nodes import ReplicaHere, Seat
 from pollux.wire.replicas import ReplicaPhase, ReplicaStatus
-
-LEFT_AS_ASKED = 128 + 15
-"""The exit code of a replica that was asked by signal 15 to save and leave, and has done so."""
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from pollux.core import (
 )
 from pollux.node.deadlines import Deadlines
 from pollux.node.dispatch import Dispatch
+from pollux.node.exit_codes import HOPELESS
 from pollux.node.members import Failure, NextGeneration, Replica, SavedRun, Target, places, split
 from pollux.node.orders import Announce, Order
 from pollux.wire.nodes import Seat
@@ -184,7 +185,7 @@ class Rules:
             return False
         for replica in lost:
             if run.failure is None and (replica.exit_code is not None or replica.has_unknown_end):
-                run.failure = Failure(replica.reason(), replica.exit_code)
+                run.failure = Failure(replica.reason(), replica.exit_code, may_retry=replica.exit_code != HOPELESS)
         if run.next is not None:
             self.abandon("the generation that trains has lost replicas" if lost else "the members lost each other")
             return True

@@ -54,10 +54,12 @@ def watch(folder: Path, keeper: int) -> int:
 
 def _write_down(folder: Path, pid: int, exit_code: int) -> None:
     """As long as it takes: until it is reaped, the kernel keeps the exit code for us."""
-    while folder.is_dir():
+    while True:
         try:
             exits.record(folder, pid, exit_code)
             return
+        except FileNotFoundError:
+            return  # the node has ended for good
         except OSError:
             time.sleep(RETRY_S)
 
