@@ -30,6 +30,10 @@ _ADVICE = {
 }
 
 
+class DamagedLog(Permanent):
+    """What is in the file is not what SQLite wrote there."""
+
+
 def _keep_records(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE records (number INTEGER PRIMARY KEY, document TEXT NOT NULL)")
 
@@ -103,6 +107,7 @@ def clear_errors(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "SQLITE_CORRUPT")
         group = "_".join(name.split("_")[:2])
         advice = _ADVICE.get(group, "Check the disk and the system's log")
-        raise Permanent(f"{path} cannot be used: {error}. {advice}.") from error
+        kind = DamagedLog if group in ("SQLITE_CORRUPT", "SQLITE_NOTADB") else Permanent
+        raise kind(f"{path} cannot be used: {error}. {advice}.") from error
     except OSError as error:
         raise Permanent(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_CANTOPEN']}.") from error

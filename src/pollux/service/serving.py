@@ -23,12 +23,11 @@ import uvicorn
 from pollux import __version__
 from pollux.errors import Permanent, PolluxError
 from pollux.providers.local import LocalProvider
-from pollux.service import structured_log
+from pollux.service import salvage, structured_log
 from pollux.service.options import ServiceOptions
 from pollux.service.place import ClusterFolder, ServiceFile
 from pollux.service.rest import create_app
 from pollux.service.service import Service
-from pollux.service.store import SqliteLog
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ def main(options: ServiceOptions) -> int:
 
 async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
     listener = _listen(options.host, options.port)
-    with listener, SqliteLog(place.database) as store:
+    with listener, salvage.opened(place.database) as store:
         provider = LocalProvider(
             place.path,
             place.token_file,

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from pollux.errors import InvalidDocument, Permanent
 from pollux.scheduler import Record, SavedState
 from pollux.service import schema
 from pollux.service.high_water import HighWaterMark
-from pollux.service.schema import clear_errors
+from pollux.service.schema import DamagedLog, clear_errors
 from pollux.wire.entries import JournalEntry
 
 KEPT_SNAPSHOTS = 2
@@ -96,6 +96,29 @@ class SqliteLog:
         with clear_errors(self.path):
             newest = "SELECT max(number) FROM records UNION ALL SELECT max(number) FROM snapshots"
             return max(number or 0 for (number,) in self._db.execute(newest))
+
+    def check(self) -> None:
+        """`DamagedLog` if a page of the file cannot be read or does not fit the others."""
+        with clear_errors(self.path):
+            (answer,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if answer != "ok":
+            raise DamagedLog(f"{self.path} is damaged: {answer}.")
+
+    def fill(self, records: Iterable[Any], snapshots: Iterable[Any], facts: Iterable[Any]) -> None:
+        """Put rows of another file into this one, which is new."""
+        with clear_errors(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                columns = "number, document, at_s, kind, job, is_notice"
+                self._db.executemany(f"INSERT INTO records ({columns}) VALUES (?, ?, ?, ?, ?, ?)", records)
+                self._db.executemany("INSERT INTO snapshots VALUES (?, ?)", snapshots)
+                self._db.executemany("INSERT INTO facts VALUES (?, ?)", facts)
+                self._db.execute("COMMIT")
+            finally:
+                self._db.rollback()  # nothing to do after a commit
+        if self._mark is not None:
+            self.num_lost -= self.last_number
+            self._mark.write(self.last_number)
 
     def append(self, record: Record) -> None:
         self._insert(record.time_s, record.event, schema.job_of(record.event), dumps(record), is_notice=False)

@@ -1,0 +1,86 @@
+"""A damaged log file: what can be read of it becomes a new one, and the damaged one is kept beside it.
+
+Only the beginning of a log is of use, up to the first record that cannot be read: what follows was decided upon it. The
+jobs of the part that is lost are taken up from their own files (`service.ledger`) and from the daemons.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pollux.service.schema import DamagedLog
+from pollux.service.store import SqliteLog
+
+log = logging.getLogger(__name__)
+
+_COLUMNS = "number, document, at_s, kind, job, is_notice"
+
+
+def opened(path: Path) -> SqliteLog:
+    """The log in that file; a damaged one is replaced by what can be read of it, and the log says so."""
+    try:
+        return _checked(path)
+    except DamagedLog as damage:
+        aside = _set_aside(path)
+        log.error("%s It is kept as %s; what can be read of it goes into a new one.", damage, aside)
+        new = SqliteLog(path)
+        try:
+            _copy(aside, new)
+        except BaseException:
+            new.close()
+            raise
+        return new
+
+
+def _checked(path: Path) -> SqliteLog:
+    opened_log = SqliteLog(path)
+    try:
+        opened_log.check()
+    except BaseException:
+        opened_log.close()
+        raise
+    return opened_log
+
+
+def _set_aside(path: Path) -> Path:
+    aside = next(
+        name for n in count(1) if not (name := path.with_name(f"{path.stem}.damaged{n}{path.suffix}")).exists()
+    )
+    path.rename(aside)
+    for ending in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
+    return aside
+
+
+def _copy(damaged: Path, new: SqliteLog) -> None:
+    with closing(sqlite3.connect(damaged, isolation_level=None)) as old, suppress(sqlite3.DatabaseError):
+        snapshots = list(_rows(old, "snapshots", "number, state"))
+        saved = max((number for number, _ in snapshots), default=0)
+        records = list(_rows(old, "records", _COLUMNS))
+        numbers = {row[0] for row in records}
+        last = saved
+        while last + 1 in numbers:
+            last += 1
+        if saved == 0 and 1 not in numbers:
+            return  # nothing leads anywhere without its beginning
+        kept = [row for row in records if row[0] <= last]
+        new.fill(kept, snapshots, list(_rows(old, "facts", "key, value")))
+        log.warning("%d records and %d saved states were read from %s.", len(kept), len(snapshots), damaged)
+
+
+def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[Any]:
+    """Row by row: whatever lies on a page that cannot be read is passed over."""
+    with suppress(sqlite3.DatabaseError):
+        (highest,) = db.execute(f"SELECT max(rowid) FROM {table}").fetchone()
+        for rowid in range(1, (highest or 0) + 1):
+            with suppress(sqlite3.DatabaseError):
+                row = db.execute(f"SELECT {columns} FROM {table} WHERE rowid = ?", (rowid,)).fetchone()
+                if row is not None:
+                    yield row

@@ -1,0 +1,97 @@
+"""Damaged log files: what can be read is kept, in order, and the damaged file is not lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+
+import pytest
+
+from pollux.core import JobId, JobSpec, JobSubmitted
+from pollux.errors import Permanent
+from pollux.scheduler import Record, Scheduler
+from pollux.service import salvage
+from pollux.service.store import SqliteLog
+
+COUNT = 200
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "pollux.db"
+
+
+def fill(path, *, save_at=()):
+    with SqliteLog(path) as log:
+        scheduler = Scheduler(log)
+        for number in range(1, COUNT + 1):
+            scheduler.handle(JobSubmitted(JobSpec(JobId(f"j-{number}"), name="x" * 100)), float(number))
+            if number in save_at:
+                scheduler.save()
+        log.put("home/j-1", "1 n0")
+
+
+def jobs(path):
+    with salvage.opened(path) as log:
+        return list(Scheduler(log).state.jobs), log.num_lost
+
+
+def test_a_whole_file_is_opened_as_it_is(path):
+    fill(path)
+    assert jobs(path) == ([f"j-{number}" for number in range(1, COUNT + 1)], 0)
+    assert not list(path.parent.glob("*damaged*"))
+
+
+@pytest.mark.parametrize("save_at", [(), (COUNT // 2,)])
+def test_a_file_without_its_end_leads_to_what_came_before(path, save_at, caplog):
+    fill(path, save_at=save_at)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 3 // 5])
+    with caplog.at_level(logging.WARNING):
+        found, lost = jobs(path)
+    assert found == [f"j-{number}" for number in range(1, len(found) + 1)]
+    assert len(found) + lost == COUNT
+    assert "It is kept as" in caplog.text
+    assert (path.parent / "pollux.damaged1.db").stat().st_size < len(content)
+    with SqliteLog(path) as log:  # and it goes on from there
+        log.append(Record(1.0, JobSubmitted(JobSpec(JobId("next")))))
+
+
+def test_what_is_no_database_any_more_is_put_aside(path):
+    fill(path)
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert jobs(path) == ([], COUNT)
+    path.write_bytes(random.Random(1).randbytes(4096))
+    assert jobs(path)[0] == []
+    assert (path.parent / "pollux.damaged2.db").exists()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_anywhere_leaves_a_log_that_replays(path, seed):
+    """Whatever page is hit: the log that comes of it is a beginning of the one that was."""
+    fill(path, save_at=(COUNT // 3, COUNT * 2 // 3))
+    chance = random.Random(seed)
+    content = bytearray(path.read_bytes())
+    page = chance.randrange(1, len(content) // 4096)
+    content[page * 4096 : (page + 1) * 4096] = chance.randbytes(4096)
+    path.write_bytes(content)
+    try:
+        found, _ = jobs(path)
+    except Permanent as error:  # a record whose text was hit says which one it is, and what to do
+        assert "cannot be read" in str(error)
+        return
+    assert found == [f"j-{number}" for number in range(1, len(found) + 1)]
+
+
+def test_a_file_of_another_program_is_not_touched(path):
+    import sqlite3
+
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    db.close()
+    before = shutil.copy(path, path.parent / "copy")
+    with pytest.raises(Permanent, match="another program"):
+        salvage.opened(path)
+    assert path.read_bytes() == (path.parent / "copy").read_bytes()
+    assert before
