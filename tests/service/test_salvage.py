@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import shutil
+import sqlite3
 
 import pytest
 
@@ -76,22 +77,20 @@ def test_damage_anywhere_leaves_a_log_that_replays(path, seed):
     page = chance.randrange(1, len(content) // 4096)
     content[page * 4096 : (page + 1) * 4096] = chance.randbytes(4096)
     path.write_bytes(content)
+    found, problem = [], ""
     try:
         found, _ = jobs(path)
     except Permanent as error:  # a record whose text was hit says which one it is, and what to do
-        assert "cannot be read" in str(error)
-        return
+        problem = str(error)
+    assert not problem or "cannot be read" in problem
     assert found == [f"j-{number}" for number in range(1, len(found) + 1)]
 
 
 def test_a_file_of_another_program_is_not_touched(path):
-    import sqlite3
-
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE theirs (x)")
     db.close()
-    before = shutil.copy(path, path.parent / "copy")
+    shutil.copy(path, path.parent / "copy")
     with pytest.raises(Permanent, match="another program"):
         salvage.opened(path)
     assert path.read_bytes() == (path.parent / "copy").read_bytes()
-    assert before

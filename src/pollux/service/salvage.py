@@ -49,9 +49,8 @@ def _checked(path: Path) -> SqliteLog:
 
 
 def _set_aside(path: Path) -> Path:
-    aside = next(
-        name for n in count(1) if not (name := path.with_name(f"{path.stem}.damaged{n}{path.suffix}")).exists()
-    )
+    names = (path.with_name(f"{path.stem}.damaged{number}{path.suffix}") for number in count(1))
+    aside = next(name for name in names if not name.exists())
     path.rename(aside)
     for ending in ("-wal", "-shm"):
         with suppress(FileNotFoundError):
