@@ -23,14 +23,29 @@ def path(tmp_path):
     return tmp_path / "pollux.db"
 
 
-def fill(path, *, save_at=()):
-    with SqliteLog(path) as log:
-        scheduler = Scheduler(log)
-        for number in range(1, COUNT + 1):
-            scheduler.handle(JobSubmitted(JobSpec(JobId(f"j-{number}"), name="x" * 100)), float(number))
-            if number in save_at:
-                scheduler.save()
-        log.put("home/j-1", "1 n0")
+@pytest.fixture(scope="module")
+def fill(tmp_path_factory):
+    """`fill(path, save_at)`: a log of that many jobs; made once, as each record waits for the disk."""
+    made = {}
+
+    def make(save_at):
+        path = tmp_path_factory.mktemp("log") / "pollux.db"
+        with SqliteLog(path) as log:
+            scheduler = Scheduler(log)
+            for number in range(1, COUNT + 1):
+                scheduler.handle(JobSubmitted(JobSpec(JobId(f"j-{number}"), name="x" * 100)), float(number))
+                if number in save_at:
+                    scheduler.save()
+            log.put("home/j-1", "1 n0")
+        return path
+
+    def fill(path, save_at=()):
+        if save_at not in made:
+            made[save_at] = make(save_at)
+        for name in ("pollux.db", "pollux.last"):
+            shutil.copy(made[save_at].parent / name, path.parent / name)
+
+    return fill
 
 
 def jobs(path):
@@ -38,15 +53,15 @@ def jobs(path):
         return list(Scheduler(log).state.jobs), log.num_lost
 
 
-def test_a_whole_file_is_opened_as_it_is(path):
+def test_a_whole_file_is_opened_as_it_is(path, fill):
     fill(path)
     assert jobs(path) == ([f"j-{number}" for number in range(1, COUNT + 1)], 0)
     assert not list(path.parent.glob("*damaged*"))
 
 
 @pytest.mark.parametrize("save_at", [(), (COUNT // 2,)])
-def test_a_file_without_its_end_leads_to_what_came_before(path, save_at, caplog):
-    fill(path, save_at=save_at)
+def test_a_file_without_its_end_leads_to_what_came_before(path, fill, save_at, caplog):
+    fill(path, save_at)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 3 // 5])
     with caplog.at_level(logging.WARNING):
@@ -59,7 +74,7 @@ def test_a_file_without_its_end_leads_to_what_came_before(path, save_at, caplog)
         log.append(Record(1.0, JobSubmitted(JobSpec(JobId("next")))))
 
 
-def test_what_is_no_database_any_more_is_put_aside(path):
+def test_what_is_no_database_any_more_is_put_aside(path, fill):
     fill(path)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert jobs(path) == ([], COUNT)
@@ -69,9 +84,9 @@ def test_what_is_no_database_any_more_is_put_aside(path):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_damage_anywhere_leaves_a_log_that_replays(path, seed):
+def test_damage_anywhere_leaves_a_log_that_replays(path, fill, seed):
     """Whatever page is hit: the log that comes of it is a beginning of the one that was."""
-    fill(path, save_at=(COUNT // 3, COUNT * 2 // 3))
+    fill(path, (COUNT // 3, COUNT * 2 // 3))
     chance = random.Random(seed)
     content = bytearray(path.read_bytes())
     page = chance.randrange(1, len(content) // 4096)
