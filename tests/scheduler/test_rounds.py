@@ -9,6 +9,7 @@ from pollux.core import (
     Allocation,
     Event,
     GenerationAbandoned,
+    JobFailed,
     JobFinished,
     JobId,
     JobReported,
@@ -23,7 +24,7 @@ from pollux.core import (
     ReplicasReady,
     RoundDue,
 )
-from pollux.scheduler import Scheduler
+from pollux.scheduler import Scheduler, SchedulerOptions
 from pollux.scheduler.rounds import RoundTimes, is_somebody_waiting, num_free
 
 INTERVAL, GAP = 60.0, 5.0
@@ -33,8 +34,8 @@ A, B = JobId("a"), JobId("b")
 class Clocked:
     """A scheduler with one node of two GPUs, and the times of its rounds; `tell` says what happens when."""
 
-    def __init__(self, gather_s: float = 0.0) -> None:
-        self.scheduler = Scheduler()
+    def __init__(self, gather_s: float = 0.0, options: SchedulerOptions | None = None) -> None:
+        self.scheduler = Scheduler(options=options)
         self.times = RoundTimes(INTERVAL, GAP, gather_s, 0.0)
         self.tell(0.0, NodeJoined(Node(NodeId("n"), 2)))
 
@@ -122,6 +123,17 @@ class TestEarlyRounds:
         clocked.round(0.0, a=2)
         clocked.tell(30.0, GenerationAbandoned(A, 1, "no room"))
         assert clocked.next_s == 30.0
+
+    def test_nobody_waits_whose_next_try_is_not_due_yet(self) -> None:
+        clocked = Clocked(options=SchedulerOptions(retry_pause_s=30.0))
+        clocked.tell(0.0, submitted(A))
+        clocked.round(0.0, a=2)
+        clocked.tell(10.0, ReplicasReady(A, 1), JobFailed(A, 1, "out of memory"))
+        assert not is_somebody_waiting(clocked.scheduler.state)
+        assert clocked.next_s == 60.0
+        clocked.tell(40.0, NodeJoined(Node(NodeId("m"), 2)))
+        assert is_somebody_waiting(clocked.scheduler.state)
+        assert clocked.next_s == 40.0
 
     def test_nobody_waits_who_is_about_to_get_some(self) -> None:
         clocked = Clocked()

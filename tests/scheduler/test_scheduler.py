@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from pollux.core import (
-    Allocation,
     GenerationAbandoned,
     JobCancelled,
     JobFailed,
@@ -40,56 +39,10 @@ from pollux.core import (
 )
 from pollux.errors import IllegalTransition
 from pollux.scheduler import MemoryLog, Scheduler, SchedulerOptions, SchedulerState
-from pollux.scheduler.invariants import violations
+
+from .script import Script, gpus
 
 PREEMPTED, PAUSED, CANCELLED, SUPERSEDED = StopReason
-
-
-def gpus(**counts):
-    return Allocation.of(counts)
-
-
-class Script:
-    """A scheduler with two nodes of four GPUs, `a` and `b`, and jobs `x`, `y` …; time passes by `at` only."""
-
-    def __init__(self, jobs="x", in_place=True, options=None, **spec):
-        self.scheduler = Scheduler(options=options or SchedulerOptions(in_place=in_place))
-        self.now = 0.0
-        self.tell(NodeJoined(Node("a", 4)), NodeJoined(Node("b", 4)))
-        self.tell(*(JobSubmitted(JobSpec(name, **spec)) for name in jobs))
-
-    @property
-    def state(self):
-        return self.scheduler.state
-
-    def at(self, now):
-        self.now = now
-        return self
-
-    def tell(self, *events):
-        actions = []
-        for event in events:
-            actions += self.scheduler.handle(event, self.now)
-            assert violations(self.state) == []
-        return actions
-
-    def plan(self, **allocations):
-        """One round, answered at once; what follows from the plan."""
-        number = self.state.round + 1
-        self.tell(RoundDue(number))
-        return self.tell(PlanMade(number, Plan.of(allocations)))
-
-    def run(self, **allocations):
-        """Bring jobs to run there."""
-        for action in self.plan(**allocations):
-            self.tell(ReplicasReady(action.job, action.generation))
-        return self
-
-    def job(self, name="x"):
-        return self.state.job(name)
-
-    def phase(self, name="x"):
-        return self.job(name).phase
 
 
 class TestStarting:
@@ -188,18 +141,6 @@ class TestResizing:
 
 
 class TestMakingRoom:
-    def test_a_swap_in_place_is_broken_by_one_stop(self):
-        script = Script("xy").run(x=gpus(a=4), y=gpus(b=4))
-        assert script.plan(x=gpus(b=4), y=gpus(a=4)) == [StopJob("x", 1, PREEMPTED)]
-        assert script.tell(JobStopped("x", 1)) == [ResizeJob("y", 2, gpus(a=4))]
-        assert script.tell(ReplicasReady("y", 2)) == [StartJob("x", 2, gpus(b=4))]
-
-    def test_only_a_job_in_the_way_is_stopped_and_one_that_may_be_pre_empted_if_there_is_one(self):
-        script = Script("w")
-        script.tell(NodeJoined(Node("c", 1)), JobSubmitted(JobSpec("x", preemptible=False)), JobSubmitted(JobSpec("y")))
-        script.run(w=gpus(c=1), x=gpus(a=4), y=gpus(b=4))
-        assert script.plan(w=gpus(a=1, c=1), x=gpus(b=3), y=gpus(a=3)) == [StopJob("y", 1, PREEMPTED)]
-
     def test_a_job_that_is_not_in_the_plan_leaves_and_another_takes_its_place(self):
         script = Script("xy").run(x=gpus(a=4))
         assert script.plan(y=gpus(a=4)) == [StopJob("x", 1, PREEMPTED)]

@@ -127,3 +127,11 @@ def test_a_plan_that_splits_a_job_of_a_single_node_leaves_it_where_it_is_or_wait
     assert trimmed(split, {"x": Job(spec, 0.0)}, cluster, NOW_S) == {}
     gone = cluster.without("node-1")
     assert trimmed(split, {"x": Job(spec, 0.0)}, gone, NOW_S) == {"x": held}, "what is left of it is on one node"
+
+
+def test_a_job_that_was_told_to_stop_does_not_keep_what_it_is_about_to_leave():
+    spec, cluster = JobSpec("x", min_gpus=2), Cluster.uniform(2, 4)
+    held, too_few = Allocation.of({"node-0": 2}), Plan.of({"x": Allocation.of({"node-1": 1})})
+    runs = Job(spec, 0.0, 0, Phase.RUNNING, 1, 1, allocation=held, held_since_s=0.0)
+    assert trimmed(too_few, {"x": runs}, cluster, NOW_S) == {"x": held}
+    assert trimmed(too_few, {"x": runs.with_changes(phase=Phase.STOPPING)}, cluster, NOW_S) == {}

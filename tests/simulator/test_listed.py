@@ -23,7 +23,7 @@ LIVE = applied(DESIGN, {"agent.first_report_s": 10.0, "agent.hysteresis": 1.05, 
 LAST_END_MIN = {"six": (50, 60), "twelve": (200, 240), "four": (20, 25)}
 """Under pollux and under fifo."""
 MOST_RATIO = {"six": 0.65, "twelve": 0.7, "four": 0.75}
-REALLOCATIONS = {"six": (12, 18), "twelve": (40, 48), "four": (8, 12)}
+REALLOCATIONS = {"six": (13, 19), "twelve": (40, 48), "four": (8, 12)}
 TRUTHS = truths_built_in()
 
 

@@ -83,6 +83,11 @@ class Allocation:
             counts[node_id] = max(count, counts.get(node_id, 0))
         return Allocation(FrozenMap(counts))
 
+    def beyond(self, other: Allocation) -> Allocation:
+        """What it has on each node more than the other."""
+        more = {node_id: count - other.gpus.get(node_id, 0) for node_id, count in self.gpus.items()}
+        return Allocation(FrozenMap({node_id: count for node_id, count in more.items() if count > 0}))
+
     def without(self, node_id: NodeId) -> Allocation:
         """What is left if that node goes."""
         return Allocation(self.gpus.without(node_id)) if node_id in self.gpus else self

@@ -409,8 +409,8 @@ class Hosting:
         else:
             hosted.note_end(exit_code)
         send_signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
-        how = "nobody knows how" if exit_code is None else f"with {exit_code}"
-        log.info("%s ended, %s%s.", hosted.tag, how, ": it was hung" if hosted.is_hung else "")
+        how = ", and nobody knows how" if exit_code is None else f" with {exit_code}"
+        log.info("%s ended%s%s.", hosted.tag, how, ": it was hung" if hosted.is_hung else "")
         if hosted.link is not None:
             hosted.link.close()
         if self._roster.find(hosted.job, hosted.replica) is hosted:

@@ -37,4 +37,8 @@ def violations(state: SchedulerState) -> list[str]:
         is_settled = job.phase in LEAVING or job.assigned == state.target.get(job.id, Allocation())
         if is_settled == (job.id in state.unsettled):
             found.append(f"job {job.id!r} is{' not' if is_settled else ''} settled, which the state does not know")
+    for job_id in state.giving_way:
+        job = state.jobs[job_id]
+        if job.phase is not Phase.RESIZING or job.assigned == state.target.get(job_id):
+            found.append(f"job {job_id!r} is {job.phase} to {job.assigned}, which is no step towards its target")
     return found

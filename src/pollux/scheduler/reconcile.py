@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pollux.core import Action, Allocation, Job, NodeId, Phase, ResizeJob, StartJob, StopJob, StopReason, Trigger
+from pollux.scheduler.giving_way import way_out
 
 if TYPE_CHECKING:
     from pollux.scheduler.state import SchedulerState
@@ -73,7 +74,7 @@ def _unblock(state: SchedulerState, blocked: list[Job]) -> list[Action]:
     """Nothing is in flight, so nobody is about to make room for these jobs.
 
     Some wait for GPUs that are not coming, as others kept theirs after all: they keep what they have, until the next
-    round. The others wait for each other, as in a swap: one must let go first.
+    round. The others wait for each other, as in a swap: one of them gives way.
     """
     capacity = state.cluster.capacity
     promised: Counter[NodeId] = Counter()
@@ -87,21 +88,16 @@ def _unblock(state: SchedulerState, blocked: list[Job]) -> list[Action]:
         promised.update(hopeless.allocation.gpus)
         state.keep(hopeless)
         short = {node for node, count in promised.items() if count > capacity.get(node, 0)}
-    needed = {node for job in blocked for node in _growth(state, job)}
-    in_the_way = [job for job in blocked if _surplus(state, job) & needed]
-    return [_stop(state, job) for job in sorted(in_the_way, key=lambda job: not job.spec.preemptible)[:1]]
+    way = way_out(state, blocked)
+    if way is None:
+        return []
+    job, after = way
+    return [_resize(state, job, after) if after else _stop(state, job)]
 
 
 def _growth(state: SchedulerState, job: Job) -> set[NodeId]:
     """Nodes on which it is to hold more than it does."""
-    wanted, held = state.target[job.id].gpus, job.allocation.gpus
-    return {node for node, count in wanted.items() if count > held.get(node, 0)}
-
-
-def _surplus(state: SchedulerState, job: Job) -> set[NodeId]:
-    """Nodes on which it holds more than it is to."""
-    wanted, held = state.target[job.id].gpus, job.allocation.gpus
-    return {node for node, count in held.items() if count > wanted.get(node, 0)}
+    return set(state.target[job.id].beyond(job.allocation).gpus)
 
 
 def _start(state: SchedulerState, job: Job, wanted: Allocation) -> Action:
@@ -129,6 +125,8 @@ def _resize(state: SchedulerState, job: Job, wanted: Allocation) -> Action:
         next_allocation=wanted,
         num_reallocations=job.num_reallocations + 1,
     )
+    if wanted != state.target[job.id]:
+        state.giving_way.add(job.id)
     return ResizeJob(job.id, generation, wanted)
 
 

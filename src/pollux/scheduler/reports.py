@@ -128,7 +128,7 @@ def _abandon(state: SchedulerState, job: Job) -> None:
     if job.next_allocation is None:
         _release(state, job, Trigger.ABANDON)
         return
-    was_wanted = state.target.get(job.id) == job.next_allocation
+    was_wanted = job.id in state.giving_way or state.target.get(job.id) == job.next_allocation
     job = state.move(job, Trigger.ABANDON, next_allocation=None)
     if was_wanted:
         state.keep(job)  # the next round decides whether it is worth another try

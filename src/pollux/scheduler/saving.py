@@ -40,3 +40,5 @@ class SavedState:
     """The profile registry."""
     stages: FrozenMap[JobId, FrozenMap[int, GradientStats]] = field(default_factory=FrozenMap, metadata=BRIEF)
     """What each job that has not ended reported in each stage of its training."""
+    giving_way: tuple[JobId, ...] = field(default=(), metadata=BRIEF)
+    """Jobs whose resize under way is a step towards their target only."""

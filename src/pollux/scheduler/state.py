@@ -100,6 +100,8 @@ class SchedulerState:
         """What each job is to hold by the plan in force; nothing if it is not named."""
         self.unsettled: set[JobId] = set()
         """Jobs that do not hold, and are not about to hold, what they are to."""
+        self.giving_way: set[JobId] = set()
+        """Jobs whose resize under way leads to a step towards what they are to hold, not to that itself."""
         self.num_in_flight = 0
         """Jobs that the world owes an answer."""
         self.occupancy = Occupancy()
@@ -126,6 +128,7 @@ class SchedulerState:
             FrozenMap({job_id: tuple(steps) for job_id, steps in self._histories.items()}),
             self.pool.kinds,
             FrozenMap({job_id: FrozenMap(stages) for job_id, stages in self.pool.stages.items()}),
+            tuple(sorted(self.giving_way)),
         )
 
     @classmethod
@@ -140,6 +143,7 @@ class SchedulerState:
         for job in saved.jobs:
             state._histories[job.id] = deque(saved.histories.get(job.id, ()), maxlen=HISTORY)
             state.put(job)
+        state.giving_way = set(saved.giving_way)
         return state
 
     def job(self, job_id: JobId) -> Job | None:
@@ -250,6 +254,8 @@ class SchedulerState:
 
     def retarget(self, job_id: JobId, wanted: Allocation) -> None:
         """Set what a job is to hold."""
+        if wanted != self.target.get(job_id, NOTHING):
+            self.giving_way.discard(job_id)
         if wanted:
             self.target[job_id] = wanted
         else:
@@ -269,6 +275,8 @@ class SchedulerState:
         elif before.allocation is not job.allocation or before.next_allocation is not job.next_allocation:
             self.occupancy.remove(before.occupied)
             self.occupancy.add(job.occupied)
+        if job.phase is not Phase.RESIZING:
+            self.giving_way.discard(job.id)
         self.num_in_flight += _is_in_flight(job.phase) - (before is not None and _is_in_flight(before.phase))
         if job.model is not None and (before is None or before.model is not job.model):
             self.pool.note(job.id, job.model)
