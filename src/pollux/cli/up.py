@@ -19,7 +19,8 @@ from pollux.cli import emulated, output, words
 from pollux.cli.cluster_options import merged, options_of, summary, with_emulation
 from pollux.cli.compressed import haste_of, slots_of
 from pollux.cli.emulated import DEFAULT_TYPE
-from pollux.cli.finding import DirOption, has_daemons, option
+from pollux.cli.finding import DirOption
+from pollux.cli.standing import hangs, left_in, option, settled
 from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def up(
     folder = ClusterFolder(path)
     _make(folder)
     if folder.is_locked:
-        raise Permanent(folder.in_use())
+        settled(folder)
+        raise Permanent(hangs(folder) or folder.in_use())
     before = folder.config() or ClusterConfig()
     config = merged(before, nodes, slots, policy, settings, interval, host, port)
     config = with_emulation(config, emulate, compress, gpu_type, realloc_delay)
@@ -179,7 +181,7 @@ def _check_left(folder: ClusterFolder, before: ClusterConfig, config: ClusterCon
         # How many slots share the machine decides how many emulated steps one real step stands for.
         return told.acts_as, told.compress, told.realloc_delay_s, told.nodes * slots_of(told)
 
-    if pace(before) != pace(config) and has_daemons(folder):
+    if pace(before) != pace(config) and left_in(folder):
         where = option(folder)
         is_now = f"{summary(before)}, and what is asked for is {summary(config)}"
         raise Permanent(

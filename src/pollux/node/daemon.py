@@ -160,6 +160,7 @@ class Daemon:
             await hosting.recover(is_after_reboot=is_after_reboot)
             await home.recover(is_after_reboot=is_after_reboot)
             self.folder.note_boot()
+            self._copy_token()
             chores.append(asyncio.create_task(self._remove_old_logs(hosting, home)))
             before = self.folder.node_file()
             port = await server.listen(self._host, self._port, before.port if before else 0)
@@ -186,6 +187,12 @@ class Daemon:
                 log.info("Node %s ends; %s on. A daemon on this folder finds them.", self.node, who)
             else:
                 log.info("Node %s ends.", self.node)
+
+    def _copy_token(self) -> None:
+        try:
+            self.folder.copy_token()
+        except OSError as error:  # a full disk: this node works without
+            log.warning("The token cannot be copied to %s: %s", self.folder.token_copy, error)
 
     async def _renew_keeper(self) -> None:
         """Replicas of the keeper that is gone live on: see `Hosting.orphan`."""

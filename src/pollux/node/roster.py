@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from pollux.core import JobId, from_json, to_json
-from pollux.node.folder import StateFolder, write
+from pollux.node.folder import NodeFiles, write
 from pollux.node.hosted import Hosted, Record
 from pollux.node.processes import is_running
 
@@ -42,7 +42,7 @@ class _Saved:
 class Roster:
     """Replicas and stores by job. `save` after each change that the next daemon has to know."""
 
-    def __init__(self, folder: StateFolder) -> None:
+    def __init__(self, folder: NodeFiles) -> None:
         self._folder = folder
         self._jobs: dict[JobId, dict[str, Hosted]] = {}
         self.stores: dict[JobId, StoreHere] = {}

@@ -25,7 +25,7 @@ from pollux.errors import Permanent, PolluxError
 from pollux.providers.local import LocalProvider
 from pollux.service import structured_log
 from pollux.service.options import ServiceOptions
-from pollux.service.place import ClusterFolder, ServiceFile
+from pollux.service.place import ClusterConfig, ClusterFolder, ServiceFile
 from pollux.service.rest import create_app
 from pollux.service.service import Service
 from pollux.service.store import SqliteLog
@@ -33,6 +33,8 @@ from pollux.service.store import SqliteLog
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
+KEEP_EVERY_S = 1.0
+"""How often it is seen whether the service can still be found."""
 
 
 def main(options: ServiceOptions) -> int:
@@ -82,7 +84,9 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         port = listener.getsockname()[1]
         url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-        place.write_service_file(ServiceFile(os.getpid(), url, __version__, time.time()))
+        finding = asyncio.create_task(
+            _stay_found(place, ServiceFile(os.getpid(), url, __version__, time.time()), place.config())
+        )
         log.info("Pollux %s listens at %s, pid %d.", __version__, url, os.getpid())
         running = asyncio.create_task(service.run())
         try:
@@ -94,8 +98,28 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
         finally:
             server.should_exit = True
             await asyncio.wait([serving], timeout=5.0)
+            finding.cancel()
+            await asyncio.wait([finding])
             place.remove_service_file()
     log.info("The service has ended.")
+
+
+async def _stay_found(place: ClusterFolder, file: ServiceFile, config: ClusterConfig | None) -> None:
+    """Say where the service listens, and see to it that this stays said, for as long as it runs."""
+    is_first, told = True, ""
+    while True:
+        problem = ""
+        try:
+            written = place.keep(file, config)
+            if written and not is_first:
+                log.warning("In %s, %s was gone or changed, and is written again.", place.path, ", ".join(written))
+            is_first = False
+        except OSError as error:  # a full disk: it may have room soon
+            problem = f"{error.strerror or error}"
+            if problem != told:
+                log.error("Commands may not find this service: %s cannot be written to (%s).", place.path, problem)
+        told = problem
+        await asyncio.sleep(KEEP_EVERY_S)
 
 
 class _Server(uvicorn.Server):
