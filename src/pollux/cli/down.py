@@ -69,7 +69,9 @@ def down(
     if not leave_jobs:
         folder.forget_token_copies()
     if leave_jobs and not was_running and (going := left_in(folder)):
-        how = "was killed" if was_killed or not going.daemons else "has ended already"
+        how = "was killed" if was_killed else "has ended already"
+        if not going.daemons:
+            how = "and its daemons were killed"
         _answer(as_json, "nothing", f"The service {how}; {goes_on(folder, going)}")
     elif not was_running and not left:
         _answer(as_json, "nothing", f"Nothing runs in {folder.path}.")

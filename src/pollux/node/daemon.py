@@ -160,6 +160,8 @@ class Daemon:
             await hosting.recover(is_after_reboot=is_after_reboot)
             await home.recover(is_after_reboot=is_after_reboot)
             self.folder.note_boot()
+            if self.folder.has_new_token:
+                home.stop_unheard()
             self._copy_token()
             chores.append(asyncio.create_task(self._remove_old_logs(hosting, home)))
             before = self.folder.node_file()

@@ -129,6 +129,13 @@ class StateFolder(NodeFiles):
             os.close(self._lock)
             self._lock = None
 
+    @property
+    def has_new_token(self) -> bool:
+        """Whether the daemon before knew another one, and so do its replicas."""
+        with suppress(OSError, ValueError):
+            return self.token_copy.read_text("ascii").strip() != self.token
+        return False
+
     def copy_token(self) -> None:
         """So that it is not lost with its file while replicas live here which know no other one."""
         if self.token_copy != self.token_file:

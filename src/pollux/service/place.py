@@ -13,7 +13,6 @@ jobs/ID/checkpoints
 from __future__ import annotations
 
 import json
-import logging
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -25,8 +24,6 @@ from pollux.node.folder import NodeFiles, is_locked, make_token, write
 from pollux.node.launched import pollux_home
 from pollux.node.locks import hold, holder, is_held
 from pollux.wire.frames import parse_address
-
-log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7333
 SHORTEST_TOKEN = 16
@@ -79,6 +76,8 @@ class ClusterFolder:
         self._cluster_json = self.path / "cluster.json"
         self._lock: int | None = None
         self._token = ""
+        self.regained_from: Path | None = None
+        """The copy of the token that `lock` has put in place of the lost one."""
 
     def make(self) -> None:
         """The folder, for its owner alone. Leaves what is there already."""
@@ -158,7 +157,7 @@ class ClusterFolder:
             with suppress(Permanent):
                 token = _checked(copy)
                 write(self.token_file, token)
-                log.warning("%s was lost, and is taken from %s.", self.token_file, copy)
+                self.regained_from = copy
                 return token
         self.token_file.unlink(missing_ok=True)  # an empty one
         make_token(self.token_file)

@@ -51,6 +51,8 @@ def main(options: ServiceOptions) -> int:
         return 1
     try:
         structured_log.setup(place.log, logging.INFO, [place.token()])
+        if place.regained_from is not None:
+            log.warning("%s was lost, and is taken from %s.", place.token_file, place.regained_from)
         asyncio.run(_serve(options, place))
     except (PolluxError, OSError) as error:
         log.error("%s", error)

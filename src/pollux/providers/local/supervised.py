@@ -198,13 +198,13 @@ class SupervisedDaemon:
     async def _replace_refusing(self) -> None:
         """The token was changed while daemons lived. The daemon is ours: it holds the lock of our folder.
 
-        Replicas that talk to it know the old token alone. The next daemon does not hear them, takes them for hung, and
-        their jobs go on from their checkpoints; plain commands do not notice.
+        Replicas that talk to it know the old token alone. The next daemon has them save and stop, and their jobs go on
+        from there; plain commands do not notice.
         """
         pid = self.folder.daemon
         log.warning(
             "Node %s: its daemon, process %d, knows another token than %s, and is replaced. Jobs that trained under it "
-            "go on from their last checkpoints.",
+            "save, stop, and go on from there.",
             *(self.node, pid, self.folder.token_file),
         )
         await self._replace_by_pid(pid)
