@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import socket
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pytest
-from tests.live.cluster import LiveCluster, assert_told, until
+from tests.live.cluster import PATIENCE_S, LiveCluster, assert_told, until
 
 from pollux.core import Phase
 from pollux.node.folder import NodeFiles
@@ -128,6 +131,42 @@ def test_down_ends_what_neither_service_nor_daemon_looks_after(cluster: LiveClus
     assert not cluster.processes()
     cluster.up()
     assert cluster.succeed(course).failures == 0
+
+
+ODD_NAMES = (
+    "..",
+    "%2e%2e",
+    "..%2f..%2ftoken",
+    "%2e%2e%2f%2e%2e%2ftoken",
+    "..%5c..",
+    "%00",
+    "a%0Ab",
+    "%2fetc%2fpasswd",
+    "x" * 300,
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_names_that_lead_elsewhere_are_unknown(cluster: LiveCluster, name: str) -> None:
+    job = cluster.pollux("submit", "--gpus", 1, "--", "echo", "hello").strip()
+    cluster.wait(job, "succeeded")
+    (log,) = cluster.client.logs(job).logs
+    gets = (f"jobs/{job}/logs/{log.node}/{name}", f"jobs/{job}/logs/{name}/{log.replica}", f"jobs/{name}/logs/n0/1-1")
+    gets += (f"jobs/{name}", f"jobs/{name}/logs", f"events?job={name}")
+    posts = (f"jobs/{name}/cancel", f"jobs/{name}/pause", f"nodes/{name}/drain", f"nodes/{name}/undrain")
+    asked = [("GET", path) for path in gets] + [("POST", path) for path in posts]
+    secret = cluster.folder.token()
+    for method, path in asked:
+        address = urlsplit(cluster.client.url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=PATIENCE_S)
+        connection.request(method, f"/v1/{path}", headers={"Authorization": f"Bearer {secret}"})
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        assert answer.status == 404, (path, body)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert json.loads(body)["status"] == 404
+        assert secret not in body
 
 
 def test_another_program_on_the_port_of_the_killed_service_is_named(cluster: LiveCluster) -> None:

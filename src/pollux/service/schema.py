@@ -6,13 +6,15 @@ is never changed; another one follows it.
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pollux.core import Event, loads
-from pollux.errors import InvalidDocument, Permanent
+from pollux.errors import DiskFull, InvalidDocument, Permanent
 from pollux.scheduler import Record
 
 APPLICATION_ID = 0x504F4C58
@@ -103,6 +105,20 @@ def clear_errors(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "SQLITE_CORRUPT")
         group = "_".join(name.split("_")[:2])
         advice = _ADVICE.get(group, "Check the disk and the system's log")
-        raise Permanent(f"{path} cannot be used: {error}. {advice}.") from error
+        kind = DiskFull if group == "SQLITE_FULL" or is_full(path) else Permanent
+        raise kind(
+            f"{path} cannot be used: {error}. {_ADVICE['SQLITE_FULL'] if kind is DiskFull else advice}."
+        ) from error
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_FULL']}.") from error
         raise Permanent(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_CANTOPEN']}.") from error
+
+
+def is_full(path: Path) -> bool:
+    """Whether its disk has no room at all: SQLite tells some of what follows from that as other errors."""
+    try:
+        room = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)

@@ -313,7 +313,14 @@ class Service:
 
     async def read_log(self, job_id: JobId, node: NodeId, replica: str, offset: int, limit: int) -> LogPart:
         self.job(job_id)
-        answer = await self._world.ask(node, ReadLog(job_id, replica, offset, limit))
+        try:
+            answer = await self._world.ask(node, ReadLog(job_id, replica, offset, limit))
+        except Permanent:  # it has no such log, or there cannot be one of that name
+            listed = await self._world.ask(node, ListLogs(job_id))
+            known = {here.replica for here in listed.logs} if isinstance(listed, LogsHere) else set()
+            if replica in known:
+                raise
+            raise UnknownName(f"log of job {job_id} on node {node}", replica, known) from None
         if not isinstance(answer, LogPart):
             raise Permanent(f"Node {node} answers {type(answer).__name__} instead of a log. Update its daemon.")
         return answer

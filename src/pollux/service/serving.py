@@ -19,12 +19,14 @@ from contextlib import contextmanager
 from functools import partial
 
 import uvicorn
+from starlette.applications import Starlette
 
 from pollux import __version__
 from pollux.errors import Permanent, PolluxError
 from pollux.providers.local import LocalProvider
 from pollux.service import structured_log
 from pollux.service.options import ServiceOptions
+from pollux.service.patience import Patience, protocol
 from pollux.service.place import ClusterConfig, ClusterFolder, ServiceFile
 from pollux.service.rest import create_app
 from pollux.service.service import Service
@@ -33,6 +35,7 @@ from pollux.service.store import SqliteLog
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
+PATIENCE = Patience()
 KEEP_EVERY_S = 1.0
 """How often it is seen whether the service can still be found."""
 
@@ -81,8 +84,7 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, partial(service.end, stop_jobs=False))
         loop.add_signal_handler(signal.SIGINT, partial(service.end, stop_jobs=True))
-        app = create_app(service, place.token())
-        server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, server_header=False))
+        server = _Server(http_config(create_app(service, place.token(), PATIENCE), PATIENCE))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         port = listener.getsockname()[1]
         url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
@@ -104,6 +106,19 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
             await asyncio.wait([finding])
             place.remove_service_file()
     log.info("The service has ended.")
+
+
+def http_config(app: Starlette, patience: Patience) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol(patience),
+        ws="none",
+        log_config=None,
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=patience.idle_s,
+    )
 
 
 async def _stay_found(place: ClusterFolder, file: ServiceFile, config: ClusterConfig | None) -> None:
