@@ -156,6 +156,8 @@ def up(
         folder.remove_service_file()  # not earlier: a folder without it and without a lock is one that was ended
         raise typer.Exit(main(options))
     view, pid, url = _start(folder)
+    for warning in view.warnings:
+        output.note(warning)
     if as_json:
         answer = {"url": url, "pid": pid, "dir": folder.path, "token_file": folder.token_file}
         answer |= {"gpus": view.gpus, "nodes": {node.id: node.gpus for node in view.nodes}}

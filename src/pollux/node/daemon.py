@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from logging.handlers import RotatingFileHandler
@@ -159,15 +160,15 @@ class Daemon:
                 log.warning("The machine was restarted: what ran on node %s has stopped.", self.node)
             await hosting.recover(is_after_reboot=is_after_reboot)
             await home.recover(is_after_reboot=is_after_reboot)
-            self.folder.note_boot()
+            with suppress(OSError):  # tried again below
+                self.folder.note_boot()
             if self.folder.has_new_token:
                 home.stop_unheard()
-            self._copy_token()
             chores.append(asyncio.create_task(self._remove_old_logs(hosting, home)))
             before = self.folder.node_file()
             port = await server.listen(self._host, self._port, before.port if before else 0)
             self.address = f"{reached_at}:{port}"
-            self.folder.write_node_file(NodeFile(self.node, os.getpid(), reached_at, port))
+            await self._write_down(NodeFile(self.node, os.getpid(), reached_at, port))
             log.info("Node %s listens at %s and %s, pid %d.", self.node, self.address, self.folder.socket, os.getpid())
             await self._stopping.wait()
         finally:
@@ -190,11 +191,18 @@ class Daemon:
             else:
                 log.info("Node %s ends.", self.node)
 
-    def _copy_token(self) -> None:
-        try:
-            self.folder.copy_token()
-        except OSError as error:  # a full disk: this node works without
-            log.warning("The token cannot be copied to %s: %s", self.folder.token_copy, error)
+    async def _write_down(self, file: NodeFile) -> None:
+        """What others find this daemon by, and the next one itself. On a full disk it waits until there is room, and
+        serves meanwhile: its replicas are worth more than a clean start."""
+        while not self._stopping.is_set():
+            try:
+                self.folder.note_boot()
+                self.folder.copy_token()
+                self.folder.write_node_file(file)
+                return
+            except OSError as error:
+                log.error("Nothing can be written to %s, and nobody finds this daemon: %s", self.folder.path, error)
+                await asyncio.sleep(RETRY_S)
 
     async def _renew_keeper(self) -> None:
         """Replicas of the keeper that is gone live on: see `Hosting.orphan`."""

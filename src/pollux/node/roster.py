@@ -47,6 +47,7 @@ class Roster:
         self._jobs: dict[JobId, dict[str, Hosted]] = {}
         self.stores: dict[JobId, StoreHere] = {}
         self._newest: dict[JobId, int] = {}
+        self._unsaved: set[JobId] = set()
 
     def load(self, job: JobId) -> list[Hosted]:
         """What the daemon before knew. `InvalidDocument` if the file is damaged."""
@@ -86,8 +87,15 @@ class Roster:
                 write(path, to_json(saved))  # not durable: if the machine goes down, so do the replicas
             else:
                 path.unlink(missing_ok=True)
+            self._unsaved.discard(job)
         except OSError as error:
+            self._unsaved.add(job)
             log.error("What job %s has here cannot be saved, and the next daemon may not find it: %s", job, error)
+
+    def save_again(self) -> None:
+        """What could not be written before, if there is room now."""
+        for job in list(self._unsaved):
+            self.save(job)
 
     def newest(self, job: JobId) -> int:
         """The highest generation of the job that anything was started for here, since it was last forgotten."""

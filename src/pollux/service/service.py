@@ -40,7 +40,7 @@ from pollux.core import (
     dumps,
     loads,
 )
-from pollux.errors import InvalidJob, Permanent, PolicyFailed, PolluxError, UnknownName
+from pollux.errors import BackendError, InvalidJob, Permanent, PolicyFailed, PolluxError, UnknownName
 from pollux.policies import registry
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler, SchedulerOptions
@@ -52,6 +52,7 @@ from pollux.service.placing import hopeless, waits_for
 from pollux.service.planning import Planner
 from pollux.service.rounds import Rounds
 from pollux.service.store import SqliteLog
+from pollux.service.trouble import Trouble
 from pollux.service.world import World
 from pollux.wire.api import LogFile
 from pollux.wire.entries import Entry
@@ -115,6 +116,7 @@ class Service:
         self._ending = asyncio.Event()
         self._stops_jobs = False
         self._since_saved = 0
+        self._trouble = Trouble(store, lambda: self._rounds.hurry(0.0))
 
     # Its life
 
@@ -137,7 +139,7 @@ class Service:
             await asyncio.gather(planning, pruning, ending, return_exceptions=True)
             await self._planner.close()
             await self._world.close(end_nodes=self._ending.is_set() and self._stops_jobs)
-            self.scheduler.save()
+            self._save()
 
     def end(self, *, stop_jobs: bool) -> None:
         """Let `run` return soon. `stop_jobs`: jobs save and stop, and all daemons end; else they go on without us."""
@@ -158,7 +160,7 @@ class Service:
             await self._rounds.due()
             try:
                 await self._plan()
-            except PolluxError as error:  # a full disk, a locked database: the next round may do
+            except (PolluxError, OSError) as error:  # a full disk, a locked database: the next round may do
                 log.error("A round came to nothing: %s", error)
 
     async def _plan(self) -> None:
@@ -281,6 +283,11 @@ class Service:
                 return None
         return self._reports[job_id]
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know who look at the cluster."""
+        return self._trouble.warnings
+
     def waits_for(self, job: Job) -> str:
         """Why it does not run; empty if it does."""
         return waits_for(job, self.scheduler.state, self._now_s(), self.is_recovering)
@@ -343,7 +350,12 @@ class Service:
         if not is_news(self.scheduler.state, event):
             log.info("heard again %s", type(event).__name__, extra=_told(event, origin))
             return
-        actions = self.scheduler.handle(event, self._now_s())
+        try:
+            actions = self.scheduler.handle(event, self._now_s())
+        except BackendError as error:  # of the log: nothing has happened
+            self._trouble.note(error)
+            raise
+        # From here on it has happened, and nothing may make it look otherwise to whoever told it.
         log.info("heard %s", type(event).__name__, extra=_told(event, origin))
         for action in actions:
             if isinstance(action, MakePlan):
@@ -358,14 +370,24 @@ class Service:
         self._ring()
         job_id = getattr(event, "job", None)
         job = self.scheduler.state.job(job_id) if job_id else None
-        if job is not None and job.phase.is_terminal and job_id in self._reports:
-            self.log.put(f"report/{job_id}", dumps(self._reports[job_id]))
+        if job is not None and job.phase.is_terminal and job.id in self._reports:
+            self._keep_report(job.id)
         if job is not None and job.phase is Phase.PENDING and job.retry_at_s is not None:
             self._rounds.hurry(max(0.0, job.retry_at_s - self.scheduler.state.time_s))
         self._since_saved += 1
         if self._since_saved >= self.options.save_every:
             self._since_saved = 0
+            self._save()
+
+    def _save(self) -> None:
+        try:
             self.scheduler.save()
+        except BackendError as error:
+            log.error("The state was not saved, and the next start takes longer: it replays the log. %s", error)
+
+    def _keep_report(self, job_id: JobId) -> None:
+        """For the next service."""
+        self._trouble.insist(lambda: self.log.put(f"report/{job_id}", dumps(self._reports[job_id])))
 
     def _hear_report(self, report: AgentReport) -> None:
         if self.scheduler.state.job(report.job) is None:
@@ -383,8 +405,12 @@ class Service:
             self._notices[report.job] = seen
         for notice in report.notices:
             if notice not in seen:
-                seen.append(notice)
-                self.log.note(self._now_s(), notice, report.job)
+                try:
+                    self.log.note(self._now_s(), notice, report.job)
+                except BackendError as error:
+                    self._trouble.note(error)
+                    raise
+                seen.append(notice)  # not earlier: one that could not be kept comes again
                 self._ring()
 
     def _tell_reports(self) -> None:
@@ -397,7 +423,7 @@ class Service:
         job = self.scheduler.state.jobs.get(job_id)
         if job is not None and job.expects(report.generation):
             self._hear(report.as_event(), None)
-            self.log.put(f"report/{job_id}", dumps(report))
+            self._keep_report(job_id)
         self._fresh.discard(job_id)
 
     def _ring(self) -> None:

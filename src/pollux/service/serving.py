@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import uvicorn
@@ -50,7 +50,7 @@ def main(options: ServiceOptions) -> int:
         place.make()
         place.lock()
     except PolluxError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         return 1
     try:
         structured_log.setup(place.log, logging.INFO, [place.token()])
@@ -59,12 +59,17 @@ def main(options: ServiceOptions) -> int:
         asyncio.run(_serve(options, place))
     except (PolluxError, OSError) as error:
         log.error("%s", error)
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         return 1
     except Exception:
         log.exception("A bug ends the service. Jobs train on.")
         raise
     return 0
+
+
+def _say(error: Exception) -> None:
+    with suppress(OSError):  # the file that it goes to may be on a full disk
+        print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:

@@ -36,7 +36,7 @@ from pollux.core import (
     StopJob,
     StopReason,
 )
-from pollux.errors import PolluxError, StaleGeneration, Temporary, UnknownName
+from pollux.errors import BackendError, PolluxError, StaleGeneration, Temporary, UnknownName
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler
 from pollux.service.daemon_link import Callbacks, DaemonLink
@@ -108,7 +108,7 @@ class World:
         self.follow_provider()
         for node in list(self._scheduler.state.cluster):
             if node.id not in self._links:
-                self._lose(node.id)
+                self._stop_waiting_for(node.id)
         until_s = time.monotonic() + timeout_s
         while not all(link.is_there for link in self._links.values()):
             self._arrived.clear()
@@ -133,6 +133,13 @@ class World:
 
     def follow_provider(self) -> None:
         """Link with nodes that have come, forget those that the provider has given up."""
+        try:
+            self._follow_provider()
+        except BackendError as error:  # of the log
+            log.error("What has become of the nodes cannot be taken in: %s", error)
+            asyncio.get_running_loop().call_later(RETRY_S, self.follow_provider)
+
+    def _follow_provider(self) -> None:
         provided = {one.node.id: one for one in self._provider.nodes()}
         callbacks = Callbacks(self._there, self._away, self._news, self._refused)
         for node, one in provided.items():
@@ -145,7 +152,7 @@ class World:
                 self._expect(node)
         for node in [node for node in self._links if node not in provided]:
             self._links.pop(node).close()
-            self._lose(node)
+            self._stop_waiting_for(node)
 
     def is_there(self, node: NodeId) -> bool:
         return node in self._links and self._links[node].is_there
@@ -170,7 +177,18 @@ class World:
     # What is to be done
 
     def do(self, action: Action, origin: NodeId | None = None) -> None:
-        """Have it done. `origin`: who told what the action answers to."""
+        """Have it done, now or when the log can be written. `origin`: who told what the action answers to."""
+        try:
+            self._do(action, origin)
+        except BackendError as error:  # where a job is to run is written down first
+            log.error("%s waits: %s", type(action).__name__, error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._do_again, action)
+
+    def _do_again(self, action: Action) -> None:
+        if action in self._scheduler.outstanding():
+            self.do(action)
+
+    def _do(self, action: Action, origin: NodeId | None) -> None:
         match action:
             case StartJob(job, generation) if self._is_ending:
                 self._later(JobStopped(job, generation, cause="the cluster is being ended"))
@@ -320,6 +338,13 @@ class World:
 
     def _stop_homeless(self) -> None:
         """Jobs that hold GPUs although nobody is left who could know of them."""
+        try:
+            self._end_homeless()
+        except BackendError as error:  # of the log
+            log.error("Jobs that nobody runs cannot be stopped: %s", error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._stop_homeless)
+
+    def _end_homeless(self) -> None:
         for job in list(self._scheduler.state.jobs.values()):
             found = self._home_and_generation(job.id)
             if job.phase.holds_gpus and found is None:

@@ -157,6 +157,8 @@ class ClusterView:
     nodes: tuple[NodeView, ...]
     num_jobs: FrozenMap[str, int]
     """By phase."""
+    warnings: tuple[str, ...] = ()
+    """What people should know, such as that the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
