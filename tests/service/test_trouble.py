@@ -82,7 +82,7 @@ def test_what_happens_meanwhile_is_heard_when_there_is_room() -> None:
         with full(living):
             living.daemon_of(ends.id).finish(ends.id)
             living.daemon_of(fails.id).fail(fails.id)
-            notice = TrainingStarted(1.0, report_of(trains.id).state, 1, 32)
+            notice = TrainingStarted(1.0, report_of(trains.id).state)
             living.daemon_of(trains.id).report(report_of(trains.id, notices=(notice,)))
             await rest(living)
             assert living.job(ends.id).phase is Phase.RUNNING
@@ -144,7 +144,7 @@ def test_a_lost_node_is_taken_in_later() -> None:
             await living.provider.release(home.node.id)
             await rest(living)
         await living.until(lambda: home.node.id not in living.service.scheduler.state.cluster)
-        assert (await living.reach(job.id, Phase.RUNNING)).generation == 2
+        await living.until(lambda: living.job(job.id).generation == 2)
 
     live(main, node_grace_s=0.05)
 
@@ -159,7 +159,7 @@ def test_a_service_that_starts_meanwhile_recovers_and_goes_on() -> None:
         with full(living):
             await living.until(lambda: not living.service.is_recovering)
             await rest(living)
-        assert (await living.reach(job.id, Phase.RUNNING)).generation == 2
+        await living.until(lambda: living.job(job.id).generation == 2)
         await home.stop()
 
     live(main, node_grace_s=0.05)

@@ -149,7 +149,11 @@ def up(
         output.note("torch is not installed: only plain commands (gpus: n) can run. See pollux doctor.")
     if (old := folder.service_file()) is not None:
         output.note(f"The last service here (pid {old.pid}) was killed. Its jobs are found again.")
-    folder.write_config(config)
+    if config != folder.config():  # one that is told nothing new also starts on a full disk
+        try:
+            folder.write_config(config)
+        except OSError as error:
+            raise folder.unwritable(error) from None
     if foreground:
         from pollux.service.serving import main
 
@@ -307,9 +311,13 @@ def _progress(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def _died(folder: ClusterFolder, code: int) -> str:
+    from pollux.node.folder import is_full
+
     lines = folder.out.read_text("utf-8", "replace").splitlines()[-LAST_LINES:]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     said = "\n".join(("It said nothing.",) if not lines else ("Its last lines:", *lines))
+    if is_full(folder.path):
+        said = f"The disk of {folder.path} is full: make room. {said}"
     return f"The service {how} as it was started. See also {folder.log}. {said}"
 
 

@@ -199,12 +199,25 @@ def write(path: Path, text: str, *, is_durable: bool = False) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # environments of jobs may be in it
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(new, path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def is_full(folder: Path) -> bool:
+    """Whether its disk has no room at all."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
 def last_lines(path: Path, count: int, max_letters: int = 500) -> str:

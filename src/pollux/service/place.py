@@ -12,6 +12,7 @@ jobs/ID/checkpoints
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from contextlib import suppress
@@ -125,9 +126,12 @@ class ClusterFolder:
         except BaseException as error:
             self.unlock()
             if isinstance(error, OSError):
-                problem = f"{self.path} cannot be written to ({error.strerror})"
-                raise Permanent(f"{problem}. Make room on its disk, or give another folder with --dir.") from None
+                raise self.unwritable(error) from None
             raise
+
+    def unwritable(self, error: OSError) -> Permanent:
+        fix = "Make room on its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "See that you may write to it"
+        return Permanent(f"{self.path} cannot be written to ({error.strerror}). {fix}, or give another --dir.")
 
     def unlock(self) -> None:
         """May be called again."""

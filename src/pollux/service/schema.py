@@ -7,7 +7,6 @@ is never changed; another one follows it.
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from pollux.core import Event, loads
 from pollux.errors import DiskFull, InvalidDocument, Permanent
+from pollux.node.folder import is_full
 from pollux.scheduler import Record
 
 APPLICATION_ID = 0x504F4C58
@@ -113,12 +113,3 @@ def clear_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_FULL']}.") from error
         raise Permanent(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_CANTOPEN']}.") from error
-
-
-def is_full(path: Path) -> bool:
-    """Whether its disk has no room at all: SQLite tells some of what follows from that as other errors."""
-    try:
-        room = os.statvfs(path.parent)
-    except OSError:
-        return False
-    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)

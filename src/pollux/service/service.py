@@ -139,6 +139,7 @@ class Service:
             await asyncio.gather(planning, pruning, ending, return_exceptions=True)
             await self._planner.close()
             await self._world.close(end_nodes=self._ending.is_set() and self._stops_jobs)
+            self._trouble.close()
             self._save()
 
     def end(self, *, stop_jobs: bool) -> None:

@@ -26,6 +26,11 @@ class Trouble:
         """For those who look at the cluster."""
         self._store = store
         self._on_over = on_over
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nothing is tried any more."""
+        self._is_closed = True
 
     def note(self, error: BackendError) -> None:
         """The log could not be written."""
@@ -36,6 +41,8 @@ class Trouble:
 
     def insist(self, write: Callable[[], None]) -> None:
         """Have it written, now or later: for what does not decide anything, and must not hold up what does."""
+        if self._is_closed:
+            return
         try:
             write()
         except BackendError as error:
@@ -43,6 +50,8 @@ class Trouble:
             asyncio.get_running_loop().call_later(RETRY_S, self.insist, write)
 
     def _try(self) -> None:
+        if self._is_closed:
+            return
         try:
             self._store.put("tried_at_s", f"{time.time():.0f}")
         except BackendError:

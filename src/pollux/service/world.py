@@ -99,6 +99,7 @@ class World:
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
         self._arrived = asyncio.Event()
         self._is_ending = False
+        self._is_closed = False
         self._orphans: dict[NodeId, dict[JobId, int]] = {}
         """What is left on nodes of jobs whose home was lost, up to which generation."""
 
@@ -122,6 +123,7 @@ class World:
         self._stop_homeless()
 
     async def close(self, *, end_nodes: bool) -> None:
+        self._is_closed = True
         for grace in self._graces.values():
             grace.cancel()
         for link in self._links.values():
@@ -137,7 +139,7 @@ class World:
             self._follow_provider()
         except BackendError as error:  # of the log
             log.error("What has become of the nodes cannot be taken in: %s", error)
-            asyncio.get_running_loop().call_later(RETRY_S, self.follow_provider)
+            self._retry(self.follow_provider)
 
     def _follow_provider(self) -> None:
         provided = {one.node.id: one for one in self._provider.nodes()}
@@ -182,7 +184,7 @@ class World:
             self._do(action, origin)
         except BackendError as error:  # where a job is to run is written down first
             log.error("%s waits: %s", type(action).__name__, error)
-            asyncio.get_running_loop().call_later(RETRY_S, self._do_again, action)
+            self._retry(self._do_again, action)
 
     def _do_again(self, action: Action) -> None:
         if action in self._scheduler.outstanding():
@@ -342,7 +344,7 @@ class World:
             self._end_homeless()
         except BackendError as error:  # of the log
             log.error("Jobs that nobody runs cannot be stopped: %s", error)
-            asyncio.get_running_loop().call_later(RETRY_S, self._stop_homeless)
+            self._retry(self._stop_homeless)
 
     def _end_homeless(self) -> None:
         for job in list(self._scheduler.state.jobs.values()):
@@ -375,6 +377,15 @@ class World:
                 self._hear(GenerationAbandoned(request.job, request.generation, str(error)), node)
             case StopRun() if isinstance(error, StaleGeneration):
                 self._links[node].send(replace(request, generation=error.current))
+
+    def _retry(self, what: Callable[..., None], *args: object) -> None:
+        """Of what the log could not take in."""
+
+        def again() -> None:
+            if not self._is_closed:
+                what(*args)
+
+        asyncio.get_running_loop().call_later(RETRY_S, again)
 
     def _later(self, event: Event, pause_s: float = 0.0) -> None:
         def tell() -> None:
