@@ -20,6 +20,7 @@
     └── BackendError           an engine or a machine failed
         ├── Temporary          worth another try after `retry_after_s`
         └── Permanent          trying again cannot help
+            └── DiskFull       until somebody makes room: what was to be written is not there
 
 A message says what is wrong, with the values, and what to do next. All of them can be pickled: plans are made in
 other processes.
@@ -259,3 +260,7 @@ class Temporary(BackendError):
 
 class Permanent(BackendError):
     """A failure that another try cannot mend."""
+
+
+class DiskFull(Permanent):
+    """There is no room for what was to be kept, and so it did not happen."""

@@ -261,6 +261,8 @@ class TestDown:
     def test_a_real_daemon_is_ended_with_all_it_started(self, home):
         folder = ClusterFolder()
         folder.make()
+        folder.lock()  # makes the token
+        folder.unlock()
         state = folder.nodes / "n0"
         command = [sys.executable, "-P", "-m", "pollux.cli.main", "node", "--dir", str(state), "--node", "n0"]
         state.mkdir(parents=True)

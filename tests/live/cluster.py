@@ -56,6 +56,8 @@ class LiveCluster:
         self.home = Path(tempfile.mkdtemp(prefix="pollux-live-", dir="/tmp"))
         self.folder = ClusterFolder(self.home / "cluster")
         self._client: ServiceClient | None = None
+        self._known = ("", "")
+        """The address and the token that it has."""
 
     # Commands
 
@@ -163,9 +165,10 @@ class LiveCluster:
         """Of the service that runs now."""
         file = self.folder.running()
         assert file is not None, "no service runs"
-        if self._client is None or self._client.url != file.url:
+        known = (file.url, self.folder.token())
+        if self._client is None or self._known != known:
             self._leave()
-            self._client = ServiceClient(file.url, self.folder.token())
+            self._client, self._known = ServiceClient(*known), known
         return self._client
 
     # Jobs

@@ -283,6 +283,36 @@ class TestDaemons:
 
         asyncio.run(story())
 
+    @pytest.mark.parametrize("is_plain", [False, True])
+    def test_one_that_knows_another_token_is_replaced_at_once_and_replicas_live(self, folder, caplog, is_plain):
+        async def story():
+            async with started(folder, end=False):
+                replica = await begin_replica(folder, is_plain=is_plain)
+                before = await pid_of(folder)
+            (folder / "token").write_text("t" * 32)
+            (folder / "nodes" / N0 / "token").unlink()
+            async with started(folder) as provider:
+                await until(lambda: provider.reached_at(N0))
+                said = ask(f"unix:{folder}/nodes/{N0}/node.sock", "t" * 32, DescribeNode(), 5.0)
+                assert said.pid != before
+                here = ask(f"unix:{folder}/nodes/{N0}/node.sock", "t" * 32, ListReplicas(JobId("j")), 5.0).replicas[0]
+                assert (here.pid, here.exit_code) == (replica, None)
+            assert f"process {before}, knows another token" in caplog.text
+            (folder / "token").write_text(TOKEN)
+
+        asyncio.run(story())
+
+    def test_one_that_knows_another_token_is_ended_with_all_it_started(self, folder):
+        async def story():
+            async with started(folder, end=False):
+                await begin_replica(folder)
+            (folder / "token").write_text("t" * 32)
+            provider = LocalProvider(folder, folder / "token", 1, 1)
+            await provider._wanted[N0].end()
+            assert not (folder / "nodes" / N0 / "token").exists(), "nobody is left who knows it"
+
+        asyncio.run(story())
+
     def test_closing_again_does_nothing(self, folder):
         async def story():
             async with started(folder) as provider:

@@ -156,8 +156,8 @@ class FakeDaemon:
     def _answer(self, request: NodeRequest) -> object:
         if isinstance(request, RunJob | ResizeRun | StopRun):
             self.asked.append(request)
-            if self.refusal is not None:
-                return self.refusal
+        if self.refusal is not None and isinstance(request, RunJob | ResizeRun | StopRun | ReadLog):
+            return self.refusal
         match request:
             case DescribeNode():
                 return NodeDescription(self.node.id, 1, "0", self.node.num_gpus)

@@ -85,6 +85,7 @@ class FakeService:
     printed: bytes = b""
     away: set[str] = field(default_factory=set)
     ended_with: list[bool] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
     refuses: Exception | None = None
     """What the next order raises."""
 

@@ -1,6 +1,7 @@
 """The folder of a cluster: who may read it, who may run in it, and what it says of both."""
 
 import json
+import os
 import shutil
 import stat
 import tempfile
@@ -24,8 +25,19 @@ def folder():
 
 @pytest.fixture
 def made(folder):
+    """As after `pollux down`: a service ran here once."""
     folder.make()
+    folder.lock()
+    folder.unlock()
     return folder
+
+
+def copy_of(folder, text, node="n0"):
+    """Of the token, as a daemon leaves it."""
+    copy = folder.nodes / node / "token"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(text)
+    return copy
 
 
 def test_it_is_in_the_users_own_folder_of_pollux(monkeypatch):
@@ -38,11 +50,107 @@ def test_nobody_else_may_read_it_or_its_token(made):
     assert stat.S_IMODE(made.token_file.stat().st_mode) == 0o600
 
 
-def test_the_token_stays(made):
-    token = made.token()
-    made.make()
-    assert made.token() == token
-    assert len(token) == 64
+class TestTheToken:
+    def test_stays(self, made):
+        token = made.token()
+        made.make()
+        made.lock()
+        assert made.token() == token
+        assert len(token) == 64
+        made.unlock()
+
+    def test_is_made_by_nobody_but_the_one_that_holds_the_lock(self, folder):
+        folder.make()
+        assert not folder.token_file.exists()
+        folder.lock()
+        token = folder.token()
+        folder.token_file.unlink()
+        other = ClusterFolder(folder.path)
+        other.make()
+        with pytest.raises(Permanent, match="runs already"):
+            other.lock()
+        assert not folder.token_file.exists()
+        assert folder.token() == token, "who holds the lock knows it"
+        folder.unlock()
+
+    @pytest.mark.parametrize("left", [None, "", "\n"])
+    def test_that_is_lost_is_taken_from_a_daemon_that_may_live(self, made, left):
+        token = made.token()
+        os.utime(copy_of(made, "1" * 64, "n1"), (1, 1))  # of a node that was ended long ago
+        copy_of(made, token)
+        made.token_file.unlink()
+        if left is not None:
+            made.token_file.write_text(left)
+        made.lock()
+        assert made.token() == made.token_file.read_text() == token
+        assert stat.S_IMODE(made.token_file.stat().st_mode) == 0o600
+        made.unlock()
+
+    def test_is_another_one_if_nobody_is_left_who_knows_it(self, made):
+        token = made.token()
+        copy_of(made, token)
+        made.forget_token_copies()
+        made.token_file.unlink()
+        made.lock()
+        assert made.token() != token
+        made.unlock()
+
+    def test_that_is_too_short_is_told_and_left_alone(self, made):
+        made.token_file.write_text("hunter2")
+        with pytest.raises(Permanent, match="shorter than 16") as caught:
+            made.lock()
+        assert "hunter2" not in str(caught.value)
+        assert made.token_file.read_text() == "hunter2"
+        assert not made.is_locked
+
+
+class TestStayingFound:
+    """What a service that runs does once a second."""
+
+    CONFIG = ClusterConfig(nodes=2)
+
+    @pytest.fixture
+    def running(self, made):
+        made.lock()
+        made.write_config(self.CONFIG)
+        made.write_service_file(FILE)
+        yield made
+        made.unlock()
+
+    def test_nothing_is_written_that_is_there(self, running):
+        before = {path: path.stat().st_ino for path in running.path.iterdir()}
+        assert running.keep(FILE, self.CONFIG) == []
+        assert {path: path.stat().st_ino for path in running.path.iterdir()} == before
+
+    @pytest.mark.parametrize("name", ["token", "service.json", "cluster.json", "lock"])
+    def test_what_is_gone_is_written_again(self, running, name):
+        path = running.path / name
+        text = path.read_text()
+        path.unlink()
+        assert running.keep(FILE, self.CONFIG) == [name]
+        assert path.read_text() == text
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert ClusterFolder(running.path).running() == FILE
+
+    @pytest.mark.parametrize("name", ["token", "service.json", "cluster.json"])
+    @pytest.mark.parametrize("damage", ["", "{", "\0\xff", "another-token-of-somebody"])
+    def test_what_is_damaged_is_written_again(self, running, name, damage):
+        path = running.path / name
+        text = path.read_text()
+        path.write_text(damage)
+        assert running.keep(FILE, self.CONFIG) == [name]
+        assert path.read_text() == text
+
+    def test_what_the_next_service_is_told_may_be_changed(self, running):
+        running.write_config(ClusterConfig(nodes=3))
+        assert running.keep(FILE, self.CONFIG) == []
+        assert running.config() == ClusterConfig(nodes=3)
+
+    def test_a_folder_that_was_removed_is_not_made_again(self, running):
+        shutil.rmtree(running.path)
+        with pytest.raises(FileNotFoundError):
+            running.keep(FILE, self.CONFIG)
+        assert not running.path.exists()
 
 
 def test_a_folder_that_cannot_be_made_names_what_to_set(folder):

@@ -142,6 +142,21 @@ class TestRequests:
 
         live(main)
 
+    def test_a_log_that_is_not_there_is_unknown_and_one_that_cannot_be_read_is_told(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            for daemon in living.daemons:
+                daemon.refusal = Refused("It cannot be.")
+            for name in ("r1", "..", "../../token", "x" * 300):
+                with pytest.raises(UnknownName, match=r"log of job .* on node n0 = .*Known: r0\."):
+                    await living.service.read_log(job.id, NodeId("n0"), name, 0, 100)
+            with pytest.raises(Permanent, match=r"It cannot be\."):
+                await living.service.read_log(job.id, NodeId("n0"), "r0", 0, 100)
+            with pytest.raises(UnknownName, match="node"):
+                await living.service.read_log(job.id, NodeId(".."), "r0", 0, 100)
+
+        live(main)
+
     def test_somebody_who_waits_for_events_is_woken(self) -> None:
         async def main(living: Living) -> None:
             last = living.store.last_number

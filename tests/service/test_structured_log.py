@@ -1,6 +1,9 @@
 import json
 import logging
+import os
 import stat
+import sys
+from contextlib import suppress
 
 import pytest
 
@@ -156,3 +159,18 @@ def test_a_full_disk_does_not_end_the_service(path, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "No space left" in err
     assert "private" not in err
+
+
+def test_a_full_disk_raises_nothing_even_if_standard_error_is_on_it(path, monkeypatch):
+    setup(path)
+    (handler,) = (one for one in logging.getLogger().handlers if isinstance(one, structured_log._PrivateFile))
+    full = [os.fdopen(os.open("/dev/full", os.O_WRONLY), "w", 1) for _ in range(2)]
+    whole, handler.stream = handler.stream, full[0]
+    monkeypatch.setattr(sys, "stderr", full[1])
+    log.error("nobody reads this")
+    handler.stream = whole
+    for file in full:
+        with suppress(OSError):  # what it could not write
+            file.close()
+    log.error("there is room again")
+    assert [line["message"] for line in lines(path)] == ["there is room again"]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pollux.cli import output, words
-from pollux.cli.finding import DirOption, find, goes_on, has_daemons, option
+from pollux.cli.finding import DirOption, find
+from pollux.cli.standing import goes_on, hangs, left_in, option
 from pollux.core import NodeId
 from pollux.errors import Permanent, PolluxError, Temporary
 
 if TYPE_CHECKING:
-    from pollux.service.place import ClusterFolder
+    from pollux.service.place import ClusterFolder, ServiceFile
     from pollux.wire.service_client import ServiceClient
 
 LOOK_S = 0.1
@@ -25,6 +26,9 @@ EXIT_TIMEOUT_S = 5.0
 FIRST_WORD_S, NEXT_WORD_S = 5.0, 15.0
 """When those that wait are told for whom, and how often."""
 ANSWER_TIMEOUT_S = 5.0
+ASK_TIMEOUT_S = 10.0
+HUNG_S = 60.0
+"""A service that says nothing for so long hangs, and is not waited for any longer."""
 KILLED_AFTER_S = 60.0
 """`stop_timeout_s` of the daemons."""
 MOST_NAMES = 8
@@ -62,9 +66,13 @@ def down(
         _end_daemons(folder, left)
     if not was_running:
         folder.remove_service_file()
-    if leave_jobs and not was_running and has_daemons(folder):
+    if not leave_jobs:
+        folder.forget_token_copies()
+    if leave_jobs and not was_running and (going := left_in(folder)):
         how = "was killed" if was_killed else "has ended already"
-        _answer(as_json, "nothing", f"The service {how}; {goes_on(folder)}")
+        if not going.daemons:
+            how = "and its daemons were killed"
+        _answer(as_json, "nothing", f"The service {how}; {goes_on(folder, going)}")
     elif not was_running and not left:
         _answer(as_json, "nothing", f"Nothing runs in {folder.path}.")
     elif leave_jobs:
@@ -79,32 +87,17 @@ def _end_service(folder: ClusterFolder, leave_jobs: bool, timeout_s: float) -> N
     from pollux.wire.service_client import ServiceClient
 
     until_s = time.monotonic() + timeout_s
-    while (file := folder.running()) is None and folder.is_locked:  # it has just been started
-        if time.monotonic() > until_s:
-            lock = folder.lock_file
-            raise Permanent(f"A process holds {lock}, but does not listen. Find it with fuser {lock}, and end it.")
-        time.sleep(LOOK_S)
-    if file is None:
+    asked = _ask_to_end(folder, leave_jobs, until_s)
+    if asked is None:
         return
-    is_asked = False
-    while not is_asked and folder.is_locked:
-        try:
-            with ServiceClient(file.url, folder.token()) as client:
-                holding = sum(job.phase.holds_gpus for job in client.jobs().jobs)
-                client.shutdown("leave" if leave_jobs else "stop")
-            is_asked = True
-        except Temporary as failure:  # it takes no orders while it recovers
-            if time.monotonic() > until_s:
-                raise Permanent(
-                    f"{failure.args[0]} Kill it with kill -9 {file.pid}, and run pollux down again: it ends the rest."
-                ) from None
-            time.sleep(LOOK_S)
-    if is_asked and holding and not leave_jobs:
+    file, holding = asked
+    if holding and not leave_jobs:
         output.note("1 job saves and stops …" if holding == 1 else f"{holding} jobs save and stop …")
     tell_s = time.monotonic() + FIRST_WORD_S
     while folder.is_locked:
         if time.monotonic() > tell_s:
             tell_s = time.monotonic() + NEXT_WORD_S
+            _check_hang(folder)
             _tell_awaited(ServiceClient(file.url, folder.token(), ANSWER_TIMEOUT_S))
         if time.monotonic() > until_s:
             raise Permanent(
@@ -113,6 +106,47 @@ def _end_service(folder: ClusterFolder, leave_jobs: bool, timeout_s: float) -> N
             )
         time.sleep(LOOK_S)
     _wait_for_exit(file.pid)
+
+
+def _ask_to_end(folder: ClusterFolder, leave_jobs: bool, until_s: float) -> tuple[ServiceFile, int] | None:
+    """Where the service is that was asked, and how many of its jobs hold GPUs; None: it ended by itself.
+
+    It may just be starting, or have to write again where it is. Of one that gives no sign of life people are told.
+    """
+    from pollux.wire.service_client import ServiceClient
+
+    silent_s, tell_s = time.monotonic(), time.monotonic() + FIRST_WORD_S
+    while folder.is_locked:
+        _check_hang(folder)
+        problem, file = "It does not say where it listens.", folder.running()
+        try:
+            if file is not None:
+                with ServiceClient(file.url, folder.token(), ASK_TIMEOUT_S) as client:
+                    client.health()
+                    silent_s = time.monotonic()
+                    holding = sum(job.phase.holds_gpus for job in client.jobs().jobs)
+                    client.shutdown("leave" if leave_jobs else "stop")
+                return file, holding
+        except Temporary as failure:
+            problem = str(failure.args[0])
+        except Permanent as failure:  # of the token
+            problem = str(failure)
+        if time.monotonic() > min(until_s, silent_s + HUNG_S):
+            pid = f"{file.pid}" if file else f"PID ({folder.holder})"
+            raise Permanent(
+                f"The service of the cluster in {folder.path} hangs. {problem} Kill it with kill -9 {pid}, and run "
+                f"pollux down{option(folder)} again: it ends the rest."
+            )
+        if time.monotonic() > tell_s:
+            tell_s = time.monotonic() + NEXT_WORD_S
+            output.note(f"Waiting for the service ({folder.holder}) to answer. {problem}")
+        time.sleep(LOOK_S)
+    return None
+
+
+def _check_hang(folder: ClusterFolder) -> None:
+    if stops := hangs(folder):
+        raise Permanent(stops)
 
 
 def _tell_awaited(client: ServiceClient) -> None:
@@ -148,9 +182,13 @@ def _end_elsewhere(client: ServiceClient, leave_jobs: bool, timeout_s: float) ->
 
 def _living(folder: ClusterFolder) -> list[Path]:
     """The folders of nodes that have processes."""
-    from pollux.node.folder import is_locked
+    from pollux.node.folder import NodeFiles, is_locked
+    from pollux.providers.local.remains import remains
 
-    return [path for path in folder.node_folders() if is_locked(path / "lock") or (path / "keeper.sock").exists()]
+    def is_living(node: NodeFiles) -> bool:
+        return is_locked(node.lock_file) or (node.path / "keeper.sock").exists() or bool(remains(node))
+
+    return [path for path in folder.node_folders() if is_living(NodeFiles(path))]
 
 
 def _end_daemons(folder: ClusterFolder, left: list[Path]) -> None:

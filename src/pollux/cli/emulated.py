@@ -126,13 +126,13 @@ def _load(application: str) -> Application:
 
 def check_running(path: Path | None) -> None:
     """`Permanent` if no cluster runs there, with the advice that a job of --emulate needs."""
-    from pollux.cli.finding import has_daemons, option
+    from pollux.cli.standing import left_in, option
     from pollux.service.place import ClusterFolder
 
     if os.environ.get("POLLUX_URL") and path is None:
         return
     folder = ClusterFolder(path)
-    if not (folder.is_locked or folder.service_file() or has_daemons(folder)):
+    if not (folder.is_locked or folder.service_file() or left_in(folder)):
         raise Permanent(f"No cluster runs in {folder.path}. Start one with pollux up{option(folder)} --emulate.")
 
 
@@ -176,7 +176,7 @@ def _emulates(script: Path, gpu_type: str | None) -> bool:
 
 
 def _restart(path: Path | None, flag: str) -> str:
-    from pollux.cli.finding import option
+    from pollux.cli.standing import option
     from pollux.service.place import ClusterFolder
 
     where = option(ClusterFolder(path))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 import typer
 
 from pollux import __version__
-from pollux.cli import output
+from pollux.cli import output, standing
+from pollux.cli.standing import hangs, left_in, no_service, settled
 from pollux.errors import InvalidInput, Permanent, Temporary
 
 if TYPE_CHECKING:
-    from pollux.service.place import ClusterFolder
     from pollux.wire.api import JobView
     from pollux.wire.service_client import ServiceClient
 
@@ -55,9 +55,11 @@ def find(path: Path | None = None, timeout_s: float = 30.0) -> ServiceClient:
             raise InvalidInput("POLLUX_URL", url, "is set without POLLUX_TOKEN_FILE", fix)
         return ServiceClient(url, _copied_token(Path(file).expanduser()), timeout_s)
     folder = ClusterFolder(path)
-    running = folder.running()
+    running = settled(folder, min(standing.SETTLE_S, timeout_s))
     if running is None:
         raise Permanent(no_service(folder))
+    if stops := hangs(folder):
+        raise Permanent(stops)
     if running.version != __version__:
         output.note(
             f"The service is Pollux {running.version}, this command {__version__}: restart it with "
@@ -74,38 +76,6 @@ def _copied_token(file: Path) -> str:
     except Permanent as failure:
         fix = "Copy the file token of the cluster's folder, ~/.pollux/cluster on its machine, and name the copy"
         raise Permanent(f"{failure} {fix} by POLLUX_TOKEN_FILE.") from None
-
-
-def no_service(folder: ClusterFolder) -> str:
-    if folder.is_locked:
-        return f"The cluster in {folder.path} is just starting. Try again in a few seconds."
-    where = option(folder)
-    if folder.service_file() is not None:
-        return (
-            f"The service of the cluster in {folder.path} was killed; its jobs may train on. Start it again with "
-            f"pollux up{where}, or end all with pollux down{where}."
-        )
-    if has_daemons(folder):
-        return f"The service of the cluster in {folder.path} has ended; {goes_on(folder)}"
-    return f"No cluster runs in {folder.path}. Start one with pollux up{where}."
-
-
-def option(folder: ClusterFolder) -> str:
-    """What names this folder in a command; empty for the usual one."""
-    return "" if folder.path == type(folder)().path else f" --dir {folder.path}"
-
-
-def goes_on(folder: ClusterFolder) -> str:
-    """How to get hold of what a service left when it ended."""
-    where = option(folder)
-    return f"its daemons and jobs go on: pollux up{where} finds them, pollux down{where} ends them."
-
-
-def has_daemons(folder: ClusterFolder) -> bool:
-    """Whether a daemon runs here, be it without a service."""
-    from pollux.node.folder import is_locked
-
-    return any(is_locked(path / "lock") for path in folder.node_folders())
 
 
 class Link:
@@ -156,7 +126,7 @@ class Link:
             self._client.close()
             self._client = find(self._path)
         elif may_be_ended and folder.service_file() is None and not folder.is_locked:
-            if has_daemons(folder):
+            if left_in(folder):
                 raise Permanent(no_service(folder))
             raise Permanent(
                 f"The cluster in {folder.path} was ended. Jobs that are not done go on with the next pollux up."

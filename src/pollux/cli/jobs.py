@@ -40,7 +40,9 @@ def ps(
     """List jobs: those that have not ended."""
     with find(path) as client:
         jobs = client.jobs(all=show_all, team=team or None).jobs
-        nodes = () if as_json else client.cluster().nodes
+        cluster = client.cluster()
+    for warning in cluster.warnings:
+        output.note(warning)
     if as_json:
         output.print_json(to_plain(jobs))
         return
@@ -49,7 +51,7 @@ def ps(
         return
     columns, rows = fitted(_columns(jobs, time.time()), jobs, width() - 1, 3)
     output.table([column.title for column in columns], rows)
-    emulated.tell(nodes)
+    emulated.tell(cluster.nodes)
 
 
 def _columns(jobs: Iterable[JobView], now_s: float) -> list[Column]:

@@ -19,7 +19,8 @@ from pollux.cli import emulated, output, words
 from pollux.cli.cluster_options import merged, options_of, summary, with_emulation
 from pollux.cli.compressed import haste_of, slots_of
 from pollux.cli.emulated import DEFAULT_TYPE
-from pollux.cli.finding import DirOption, has_daemons, option
+from pollux.cli.finding import DirOption
+from pollux.cli.standing import hangs, left_in, option, settled
 from pollux.errors import InvalidInput, MissingDependency, Permanent, Temporary
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def up(
     folder = ClusterFolder(path)
     _make(folder)
     if folder.is_locked:
-        raise Permanent(folder.in_use())
+        settled(folder)
+        raise Permanent(hangs(folder) or folder.in_use())
     before = folder.config() or ClusterConfig()
     config = merged(before, nodes, slots, policy, settings, interval, host, port)
     config = with_emulation(config, emulate, compress, gpu_type, realloc_delay)
@@ -147,13 +149,19 @@ def up(
         output.note("torch is not installed: only plain commands (gpus: n) can run. See pollux doctor.")
     if (old := folder.service_file()) is not None:
         output.note(f"The last service here (pid {old.pid}) was killed. Its jobs are found again.")
-    folder.write_config(config)
+    if config != folder.config():  # one that is told nothing new also starts on a full disk
+        try:
+            folder.write_config(config)
+        except OSError as error:
+            raise folder.unwritable(error) from None
     if foreground:
         from pollux.service.serving import main
 
         folder.remove_service_file()  # not earlier: a folder without it and without a lock is one that was ended
         raise typer.Exit(main(options))
     view, pid, url = _start(folder)
+    for warning in view.warnings:
+        output.note(warning)
     if as_json:
         answer = {"url": url, "pid": pid, "dir": folder.path, "token_file": folder.token_file}
         answer |= {"gpus": view.gpus, "nodes": {node.id: node.gpus for node in view.nodes}}
@@ -179,7 +187,7 @@ def _check_left(folder: ClusterFolder, before: ClusterConfig, config: ClusterCon
         # How many slots share the machine decides how many emulated steps one real step stands for.
         return told.acts_as, told.compress, told.realloc_delay_s, told.nodes * slots_of(told)
 
-    if pace(before) != pace(config) and has_daemons(folder):
+    if pace(before) != pace(config) and left_in(folder):
         where = option(folder)
         is_now = f"{summary(before)}, and what is asked for is {summary(config)}"
         raise Permanent(
@@ -303,9 +311,13 @@ def _progress(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def _died(folder: ClusterFolder, code: int) -> str:
+    from pollux.node.folder import is_full
+
     lines = folder.out.read_text("utf-8", "replace").splitlines()[-LAST_LINES:]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     said = "\n".join(("It said nothing.",) if not lines else ("Its last lines:", *lines))
+    if is_full(folder.path):
+        said = f"The disk of {folder.path} is full: make room. {said}"
     return f"The service {how} as it was started. See also {folder.log}. {said}"
 
 
@@ -320,8 +332,6 @@ def _tell(folder: ClusterFolder, view: ClusterView, url: str) -> None:
         f"({', '.join(f'{node.id}: {node.gpus}' for node in view.nodes)}), policy {view.policy}, "
         f"a round every {view.interval_s * compress:g} s{f' ({view.interval_s:g} s here)' if is_emulated else ''}."
     )
-    for warning in view.warnings:
-        output.note(warning)
     if is_emulated:
         typer.echo(f"They are {emulated.pace(compress)}.")
     if going_on:

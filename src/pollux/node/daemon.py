@@ -164,13 +164,16 @@ class Daemon:
                 log.warning("The machine was restarted: what ran on node %s has stopped.", self.node)
             await hosting.recover(is_after_reboot=is_after_reboot)
             await home.recover(is_after_reboot=is_after_reboot)
-            self.folder.note_boot()
+            with suppress(OSError):  # tried again below
+                self.folder.note_boot()
+            if self.folder.has_new_token:
+                home.stop_unheard()
             chores.append(asyncio.create_task(self._remove_old_logs(hosting, home)))
             chores.append(asyncio.create_task(self._watch_keeper()))
             before = self.folder.node_file()
             port = await server.listen(self._host, self._port, before.port if before else 0)
             self.address = f"{reached_at}:{port}"
-            self.folder.write_node_file(NodeFile(self.node, os.getpid(), reached_at, port))
+            await self._write_down(NodeFile(self.node, os.getpid(), reached_at, port))
             log.info("Node %s listens at %s and %s, pid %d.", self.node, self.address, self.folder.socket, os.getpid())
             await self._stopping.wait()
         finally:
@@ -192,6 +195,19 @@ class Daemon:
                 log.info("Node %s ends; %s on. A daemon on this folder finds them.", self.node, who)
             else:
                 log.info("Node %s ends.", self.node)
+
+    async def _write_down(self, file: NodeFile) -> None:
+        """What others find this daemon by, and the next one itself. On a full disk it waits until there is room, and
+        serves meanwhile: its replicas are worth more than a clean start."""
+        while not self._stopping.is_set():
+            try:
+                self.folder.note_boot()
+                self.folder.copy_token()
+                self.folder.write_node_file(file)
+                return
+            except OSError as error:
+                log.error("Nothing can be written to %s, and nobody finds this daemon: %s", self.folder.path, error)
+                await asyncio.sleep(RETRY_S)
 
     async def _renew_keeper(self) -> None:
         """Replicas of the keeper that is gone live on: see `Hosting.orphan`."""

@@ -1,6 +1,6 @@
 """The state folder of a daemon: all that it needs to find its replicas and jobs again after its own end.
 
-token            proves who may talk to the daemon; made if absent
+token            proves who may talk to the daemon; made if absent. A copy, if several nodes share one that is elsewhere
 lock             held by the one daemon that may use the folder
 node.json        the node, and where the daemon listens
 node.sock        the daemon's local socket
@@ -30,6 +30,7 @@ from pathlib import Path
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidSpec, Permanent
 from pollux.node import exits
+from pollux.node.locks import hold, holder
 from pollux.node.processes import began_at
 from pollux.wire.frames import parse_address
 
@@ -44,77 +45,34 @@ class NodeFile:
     port: int
 
 
-class StateFolder:
-    """Paths and files. Everything is written by one daemon at a time, the one that called `lock`."""
+class NodeFiles:
+    """Where everything is. Making one touches nothing: it is also for those who only look."""
 
-    def __init__(self, path: Path, token_file: Path | None = None) -> None:
-        """Makes the folder and the token if need be. `token_file`: use that one, such as for several nodes."""
+    def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.socket = self.path / "node.sock"
         self.log = self.path / "node.log"
-        self.token_file = (token_file or self.path / "token").absolute()
-        self._lock: int | None = None
-        parse_address(self.address)
-        parse_address(f"unix:{self.path / 'keeper.sock'}")  # it is longer
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(0o700)
-            self.token = _token(self.token_file, may_make=token_file is None)
-        except OSError as error:
-            fix = "Give one that you own and may write to, or set POLLUX_HOME"
-            problem = f"cannot be used as a folder ({error.strerror})"
-            raise InvalidSpec("--dir", str(self.path), problem, fix) from None
+        self.lock_file = self.path / "lock"
+        self.token_copy = self.path / "token"
 
     @property
     def address(self) -> str:
         """Of the local socket."""
         return f"unix:{self.socket}"
 
-    def lock(self) -> None:
-        """Be the only daemon here. Children do not inherit it: they may outlive us."""
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            file = self.node_file()
-            who = f"the daemon of node {file.node}, pid {file.pid}" if file else "a daemon"
-            raise Permanent(f"{self.path} is in use by {who}. End it, or give another folder with --dir.") from None
-        self._lock = lock
-
-    def close(self) -> None:
-        """Let another daemon in. May be called again."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    @property
+    def daemon(self) -> int:
+        """The process that uses the folder, by its lock, or as far as node.json knows; 0: none does."""
+        if not is_locked(self.lock_file):
+            return 0
+        file = self.node_file()
+        return holder(self.lock_file) or (file.pid if file else 0)
 
     def node_file(self) -> NodeFile | None:
         """None: no daemon has run here, or the file is damaged."""
         with suppress(OSError, ValueError, TypeError):
             return NodeFile(**json.loads((self.path / "node.json").read_text("utf-8")))
         return None
-
-    def write_node_file(self, file: NodeFile) -> None:
-        fields = {"node": file.node, "pid": file.pid, "host": file.host, "port": file.port}
-        write(self.path / "node.json", json.dumps(fields))
-
-    @property
-    def is_after_reboot(self) -> bool:
-        """Whether the machine was restarted since `note_boot`. No if nobody knows."""
-        with suppress(OSError):
-            before = (self.path / "boot_id").read_text("ascii").strip()
-            return boot_id() not in ("", before)
-        return False
-
-    def note_boot(self) -> None:
-        write(self.path / "boot_id", boot_id())
-
-    def leave(self, *, is_for_good: bool) -> None:
-        """Remove the socket; also node.json if nothing of this node is left that another daemon could find."""
-        self.socket.unlink(missing_ok=True)
-        if is_for_good:
-            (self.path / "node.json").unlink(missing_ok=True)
-            shutil.rmtree(self.path / exits.FOLDER, ignore_errors=True)
 
     def job(self, job: JobId) -> Path:
         return self.path / "jobs" / _plain("job", job)
@@ -151,6 +109,80 @@ class StateFolder:
             yield JobId(path.name)
 
 
+class StateFolder(NodeFiles):
+    """All of it for a daemon, and for those who talk to it. One daemon at a time writes, the one that called `lock`."""
+
+    def __init__(self, path: Path, token_file: Path | None = None) -> None:
+        """Makes the folder and the token if need be. `token_file`: use that one, such as for several nodes."""
+        super().__init__(path)
+        self.token_file = (token_file or self.token_copy).absolute()
+        self._lock: int | None = None
+        parse_address(self.address)
+        parse_address(f"unix:{self.path / 'keeper.sock'}")  # it is longer
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self.token = _token(self.token_file, may_make=token_file is None)
+        except OSError as error:
+            fix = "Give one that you own and may write to, or set POLLUX_HOME"
+            problem = f"cannot be used as a folder ({error.strerror})"
+            raise InvalidSpec("--dir", str(self.path), problem, fix) from None
+
+    def lock(self) -> None:
+        """Be the only daemon here. Children do not inherit it: they may outlive us."""
+        self._lock = hold(self.lock_file)
+        if self._lock is None:
+            file = self.node_file()
+            who = f"the daemon of node {file.node}, pid {file.pid}" if file else "a daemon"
+            raise Permanent(f"{self.path} is in use by {who}. End it, or give another folder with --dir.")
+
+    def close(self) -> None:
+        """Let another daemon in. May be called again."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def has_new_token(self) -> bool:
+        """Whether the daemon before knew another one, and so do its replicas."""
+        with suppress(OSError, ValueError):
+            return self.token_copy.read_text("ascii").strip() != self.token
+        return False
+
+    def copy_token(self) -> None:
+        """So that it is not lost with its file while replicas live here which know no other one."""
+        if self.token_copy != self.token_file:
+            write(self.token_copy, self.token)
+
+    def write_node_file(self, file: NodeFile) -> None:
+        fields = {"node": file.node, "pid": file.pid, "host": file.host, "port": file.port}
+        write(self.path / "node.json", json.dumps(fields))
+
+    @property
+    def is_after_reboot(self) -> bool:
+        """Whether the machine was restarted since `note_boot`. No if nobody knows."""
+        with suppress(OSError):
+            before = (self.path / "boot_id").read_text("ascii").strip()
+            return boot_id() not in ("", before)
+        return False
+
+    def note_boot(self) -> None:
+        write(self.path / "boot_id", boot_id())
+
+    def leave(self, *, is_for_good: bool) -> None:
+        """Remove the socket; also what tells of this node, if nothing of it is left that another daemon could find."""
+        self.socket.unlink(missing_ok=True)
+        if is_for_good:
+            (self.path / "node.json").unlink(missing_ok=True)
+            shutil.rmtree(self.path / exits.FOLDER, ignore_errors=True)
+            self.forget_token()
+
+    def forget_token(self) -> None:
+        """Nothing is left here that knows it: the next one may be another."""
+        if self.token_copy != self.token_file:
+            self.token_copy.unlink(missing_ok=True)
+
+
 def boot_id() -> str:
     """Another one each time the machine, or the container, is started; empty where the system does not tell."""
     with suppress(OSError):
@@ -181,12 +213,25 @@ def write(path: Path, text: str, *, is_durable: bool = False) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # environments of jobs may be in it
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(new, path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def is_full(folder: Path) -> bool:
+    """Whether its disk has no room at all."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
 
 
 def last_lines(path: Path, count: int, max_letters: int = 500) -> str:
@@ -218,7 +263,7 @@ def _token(path: Path, *, may_make: bool) -> str:
     fix = "Give the token file of another daemon, or none"
     if may_make:
         with suppress(FileExistsError):
-            _make_token(path)
+            make_token(path)
     try:
         token = path.read_text("ascii").strip()
     except (OSError, ValueError) as error:
@@ -228,7 +273,7 @@ def _token(path: Path, *, may_make: bool) -> str:
     return token
 
 
-def _make_token(path: Path) -> None:
+def make_token(path: Path) -> None:
     """Linked into place when it is complete: a reader never sees half of it, and the first of two writers wins."""
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:

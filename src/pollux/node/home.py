@@ -125,13 +125,20 @@ class Home:
             log.info("Job %s is to stop: %s.", request.job, request.reason)
             homed.carry_out(orders)
 
+    def stop_unheard(self) -> None:
+        """The token was changed, and replicas which know the old one alone are not heard any more: before they would
+        be taken for hung, their jobs save and stop, to be started again. Plain commands have nothing to say."""
+        for homed in self._jobs.values():
+            if not homed.run.is_over and not homed.launch.is_plain:
+                log.warning("Job %s knows another token: it saves and stops, to be started again.", homed.job)
+                self._preempt(homed)
+
     async def stop_all(self, timeout_s: float) -> None:
         """Let every job here save and stop, and wait for that, but no longer."""
         until_s = time.monotonic() + timeout_s
         for homed in self._jobs.values():
             if not homed.run.is_over:
-                newest = homed.run.issued_generation
-                homed.carry_out(homed.run.stop(newest, StopReason.PREEMPTED, time.monotonic()))
+                self._preempt(homed)
         while not all(homed.run.is_over for homed in self._jobs.values()) and time.monotonic() < until_s:
             await asyncio.sleep(0.02)
 
@@ -243,6 +250,10 @@ class Home:
                     homed.run.store = store
                     homed.tick()
             return
+
+    def _preempt(self, homed: HomedJob) -> None:
+        newest = homed.run.issued_generation
+        homed.carry_out(homed.run.stop(newest, StopReason.PREEMPTED, time.monotonic()))
 
     def _announce(self, event: Event) -> None:
         log.info("%s", event)

@@ -74,6 +74,8 @@ class HomedJob:
         """What the first replica is told of other jobs of its kind: see `RunJob`."""
         self.changing = asyncio.Lock()
         self.saved: SavedHome | None = None
+        self._is_unsaved = False
+        """It could not be written; tried again with each word of a replica."""
         self._around = around
         self._addresses = addresses
         self._remotes: dict[NodeId, RemoteNode] = {}
@@ -132,7 +134,9 @@ class HomedJob:
         if orders or self._heard.get(here.replica) != standing:
             self._heard[here.replica] = standing
             self.carry_out(orders)
-        else:  # a sign of life, nothing worth saving
+        else:  # a sign of life, nothing worth saving, unless it could not be saved before
+            if self._is_unsaved:
+                self._save()
             self._set_timer()
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -172,12 +176,14 @@ class HomedJob:
 
     def _save(self) -> None:
         saved = SavedHome(self.launch, self._addresses, self.fingerprint, self.run.saved(), self.experience)
-        if saved == self.saved:
+        if saved == self.saved and not self._is_unsaved:
             return
         self.saved = saved
         try:
             write(self._around.folder.run_file(self.job), dumps(saved), is_durable=True)
+            self._is_unsaved = False
         except OSError as error:  # training is worth more than the way back to it
+            self._is_unsaved = True
             log.error("Job %s cannot be saved, and is lost if this daemon ends: %s", self.job, error)
 
     def _set_timer(self) -> None:

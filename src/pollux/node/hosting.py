@@ -279,12 +279,13 @@ class Hosting:
             self._on_store_lost(job)
 
     async def watch_silence(self) -> None:
-        """Kill replicas that have fallen silent. Runs for ever."""
+        """Kill replicas that have fallen silent, and save what could not be saved. Runs for ever."""
         pause_s = min(1.0, self._hang_after_s / 5)
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(pause_s)
             overslept_s = time.monotonic() - before_s - pause_s
+            self._roster.save_again()
             for job, store in list(self._roster.stores.items()):
                 if not store.is_running:
                     self.store_ended(job, store.pid)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from pollux.core import JobId, from_json, to_json
-from pollux.node.folder import StateFolder, write
+from pollux.node.folder import NodeFiles, write
 from pollux.node.hosted import Hosted, Record
 from pollux.node.processes import is_running
 
@@ -42,11 +42,12 @@ class _Saved:
 class Roster:
     """Replicas and stores by job. `save` after each change that the next daemon has to know."""
 
-    def __init__(self, folder: StateFolder) -> None:
+    def __init__(self, folder: NodeFiles) -> None:
         self._folder = folder
         self._jobs: dict[JobId, dict[str, Hosted]] = {}
         self.stores: dict[JobId, StoreHere] = {}
         self._newest: dict[JobId, int] = {}
+        self._unsaved: set[JobId] = set()
 
     def load(self, job: JobId) -> list[Hosted]:
         """What the daemon before knew. `InvalidDocument` if the file is damaged."""
@@ -89,8 +90,15 @@ class Roster:
                 write(path, to_json(saved))  # not durable: if the machine goes down, so do the replicas
             else:
                 path.unlink(missing_ok=True)
+            self._unsaved.discard(job)
         except OSError as error:
+            self._unsaved.add(job)
             log.error("What job %s has here cannot be saved, and the next daemon may not find it: %s", job, error)
+
+    def save_again(self) -> None:
+        """What could not be written before, if there is room now."""
+        for job in list(self._unsaved):
+            self.save(job)
 
     def newest(self, job: JobId) -> int:
         """The highest generation of the job that anything was started for here, since it was last forgotten."""

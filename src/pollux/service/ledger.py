@@ -16,6 +16,7 @@ from pathlib import Path
 from pollux.core import Job, JobId, JobSpec, Phase, dumps, loads, register
 from pollux.errors import PolluxError
 from pollux.node.folder import write
+from pollux.service.schema import clear_errors
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The files of one cluster's jobs. Errors of the disk are logged: the event log is written first."""
+    """The files of one cluster's jobs, written after the event log."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,15 +69,13 @@ class Ledger:
             yield entry
 
     def keep(self, job: Job) -> None:
-        """Write down how the job stands, if that is new."""
+        """Write down how the job stands, if that is new. `DiskFull` or `Permanent` says why it cannot be."""
         entry = LedgerEntry.of(job)
         if self._written.get(job.id) == entry:
             return
-        try:
-            write(self._folder / job.id / "job.json", dumps(entry), is_durable=True)
-        except OSError as error:
-            log.error("Job %s would be lost with the event log: its file cannot be written (%s).", job.id, error)
-            return
+        path = self._folder / job.id / "job.json"
+        with clear_errors(path):
+            write(path, dumps(entry), is_durable=True)
         if job.phase.is_terminal:
             self._written.pop(job.id, None)
         else:

@@ -22,6 +22,7 @@ PROBLEMS: FrozenMap[int, str] = FrozenMap(
         400: "The body is not a JSON object.",
         401: "The token is missing or wrong.",
         404: "There is no such job, node or log.",
+        408: "The body did not come in time. A connection whose request does not even begin to is closed.",
         409: "Not possible as it stands: it has ended, or several jobs have that name.",
         413: "The body is larger than 1 MiB, or than 32 MiB where a registry is imported.",
         415: "The body is not application/json.",
@@ -29,6 +30,7 @@ PROBLEMS: FrozenMap[int, str] = FrozenMap(
         422: "What was sent cannot be used; `faults` lists everything that is wrong.",
         500: "The service failed; its log says why.",
         503: "Not now: the service recovers, or a node is out of reach. Retry-After says when to come back.",
+        507: "The disk of the service is full, and nothing has changed. Make room, and ask again.",
     }
 )
 """What the statuses of errors mean here."""

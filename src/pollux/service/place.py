@@ -1,6 +1,6 @@
 """The folder of a cluster: where the service, its daemons and the command line find each other.
 
-token            0600; of the REST API and of all daemons
+token            0600; of the REST API and of all daemons, who have copies; made by whoever holds the lock alone
 lock             held by the service that runs here
 service.json     where it listens; stale if nobody holds the lock
 cluster.json     what `pollux up` was told, for the next one
@@ -12,7 +12,7 @@ jobs/ID/checkpoints
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 from contextlib import suppress
@@ -21,11 +21,13 @@ from pathlib import Path
 
 from pollux.core import FrozenMap
 from pollux.errors import InvalidSpec, Permanent
-from pollux.node.folder import _token, is_locked, write
+from pollux.node.folder import NodeFiles, is_locked, make_token, write
 from pollux.node.launched import pollux_home
+from pollux.node.locks import hold, holder, is_held
 from pollux.wire.frames import parse_address
 
 DEFAULT_PORT = 7333
+SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,16 @@ class ClusterFolder:
         self._service_json = self.path / "service.json"
         self._cluster_json = self.path / "cluster.json"
         self._lock: int | None = None
+        self._token = ""
+        self.regained_from: Path | None = None
+        """The copy of the token that `lock` has put in place of the lost one."""
 
     def make(self) -> None:
-        """The folder, for its owner alone, and the token. Leaves what is there already."""
+        """The folder, for its owner alone. Leaves what is there already."""
         parse_address(f"unix:{self.nodes / 'n999' / 'keeper.sock'}")
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            _token(self.token_file, may_make=True)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
@@ -91,7 +95,7 @@ class ClusterFolder:
 
     def token(self) -> str:
         """Who knows it may do everything. `Permanent`: it cannot be read."""
-        return read_token(self.token_file)
+        return self._token or read_token(self.token_file)
 
     def checkpoint_dir(self, job: str) -> Path:
         """Where a job saves that names no folder of its own."""
@@ -110,17 +114,28 @@ class ClusterFolder:
         return is_locked(self.lock_file)
 
     def lock(self) -> None:
-        """Be the only service here until `unlock` or the end of the process; children do not inherit it."""
-        lock = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Be the only service here until `unlock` or the end of the process, and see to it that there is a token.
+
+        Nobody makes one without the lock: a service that runs would not know it.
+        """
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise Permanent(self.in_use()) from None
-        self._lock = lock
+            self._lock = hold(self.lock_file)
+            if self._lock is None:
+                raise Permanent(self.in_use())
+            self._token = self._settle_token()
+        except BaseException as error:
+            self.unlock()
+            if isinstance(error, OSError):
+                raise self.unwritable(error) from None
+            raise
+
+    def unwritable(self, error: OSError) -> Permanent:
+        fix = "Make room on its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "See that you may write to it"
+        return Permanent(f"{self.path} cannot be written to ({error.strerror}). {fix}, or give another --dir.")
 
     def unlock(self) -> None:
         """May be called again."""
+        self._token = ""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -128,8 +143,58 @@ class ClusterFolder:
     def in_use(self) -> str:
         """The sentence for somebody who wanted to start another service here."""
         file = self.service_file()
-        who = f"pid {file.pid}, {file.url}" if file else "it is just starting"
+        who = f"pid {file.pid}, {file.url}" if file else f"{self.holder}; it is just starting"
         return f"A cluster runs already in {self.path} ({who}). End it with pollux down, or give another --dir."
+
+    @property
+    def holder(self) -> str:
+        """Who holds the lock, for people: its process, or how to find it."""
+        pid = holder(self.lock_file)
+        return f"pid {pid}" if pid else f"see fuser {self.lock_file}"
+
+    def _settle_token(self) -> str:
+        """The one in its file; else the one that daemons and replicas know which are left here; else a new one."""
+        if self.token_file.exists() and self.token_file.read_bytes().strip():
+            return _checked(self.token_file)
+        copies = [copy for path in self.node_folders() if (copy := NodeFiles(path).token_copy).exists()]
+        for copy in sorted(copies, key=lambda path: path.stat().st_mtime, reverse=True):
+            with suppress(Permanent):
+                token = _checked(copy)
+                write(self.token_file, token)
+                self.regained_from = copy
+                return token
+        self.token_file.unlink(missing_ok=True)  # an empty one
+        make_token(self.token_file)
+        return read_token(self.token_file)
+
+    def forget_token_copies(self) -> None:
+        """When nothing is left here that knows the token: whoever removes its file then gets another one."""
+        for path in self.node_folders():
+            NodeFiles(path).token_copy.unlink(missing_ok=True)
+
+    def keep(self, file: ServiceFile, config: ClusterConfig | None) -> list[str]:
+        """Write again what the service that runs here is found by, where somebody has removed or damaged it: what.
+
+        `OSError` if that cannot be done now. A config that can be read is left as it is: it is for the next service.
+        """
+        found = []
+        self.path.stat()  # a folder that is gone is not made again
+        if self._lock is not None and not is_held(self._lock, self.lock_file):
+            again = hold(self.lock_file, patience_s=0.0)
+            if again is not None:  # else somebody tries to start another service, and will not get at the log
+                os.close(self._lock)
+                self._lock = again
+                found.append(self.lock_file.name)
+        if self._token != _text(self.token_file).strip():
+            write(self.token_file, self._token)
+            found.append(self.token_file.name)
+        if self.service_file() != file:
+            self.write_service_file(file)
+            found.append(self._service_json.name)
+        if config is not None and not self._has_config():
+            self.write_config(config)
+            found.append(self._cluster_json.name)
+        return found
 
     def service_file(self) -> ServiceFile | None:
         """None: no service has listened here since the last clean end, or the file is damaged."""
@@ -162,6 +227,11 @@ class ClusterFolder:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise Permanent(f"{self._cluster_json} cannot be read ({error}). Mend it, or remove it.") from None
 
+    def _has_config(self) -> bool:
+        with suppress(Permanent):
+            return self.config() is not None
+        return False
+
     def write_config(self, config: ClusterConfig) -> None:
         plain = {item.name: getattr(config, item.name) for item in fields(config)}
         text = json.dumps({**plain, "policy_options": dict(config.policy_options)}, indent=2)
@@ -180,3 +250,17 @@ def read_token(path: Path) -> str:
     if not token:
         raise Permanent(f"The token {path} is empty. End the cluster, remove the file, and run pollux up.")
     return token
+
+
+def _checked(path: Path) -> str:
+    token = read_token(path)
+    if len(token) < SHORTEST_TOKEN:
+        problem = f"is shorter than {SHORTEST_TOKEN} characters"
+        raise Permanent(f"The token {path} {problem}. Remove the file, and run pollux up, which makes another one.")
+    return token
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, ValueError):
+        return path.read_text("ascii")
+    return ""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pollux.errors import (
+    DiskFull,
     InvalidDocument,
     InvalidInput,
     InvalidJob,
@@ -36,6 +37,7 @@ STATUSES: tuple[tuple[type[PolluxError], int | None], ...] = (
     (InvalidDocument, None),  # what was sent is read before: this one is of ours
     (InvalidInput, 422),
     (StaleGeneration, 409),
+    (DiskFull, 507),
     (Permanent, 409),
     (Temporary, 503),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -135,13 +136,19 @@ async def _body(request: Request, max_bytes: int) -> bytes:
         raise too_large
     parts: list[bytes] = []
     size = 0
+    timeout_s = request.app.state.patience.for_body(max_bytes)
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size <= max_bytes:
-                parts.append(part)
-            elif size > MAX_DRAINED_BYTES:
-                raise too_large
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size <= max_bytes:
+                    parts.append(part)
+                elif size > MAX_DRAINED_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(
+            408, f"The body was not there after {timeout_s:.3g} s.", headers={"Connection": "close"}
+        ) from None
     except ClientDisconnect:
         raise Refused(400, "The connection ended before the body did.") from None
     if size > max_bytes:

@@ -24,6 +24,7 @@ import pollux
 from pollux.core import Job, JobId, NodeId, ProfileRegistry, dumps
 from pollux.service import openapi, requests, views
 from pollux.service.auth import Guard, check_token
+from pollux.service.patience import Patience
 from pollux.service.problems import Refused, answer_to, answer_to_http, fault, json_answer, told
 from pollux.service.routes import NEXT_OFFSET, ROUTES, RouteSpec
 from pollux.wire import api, jobspec
@@ -37,7 +38,7 @@ NO_ID = JobId("?")
 """A job that is only checked."""
 
 
-def create_app(service: Service, token: str) -> Starlette:
+def create_app(service: Service, token: str, patience: Patience | None = None) -> Starlette:
     """The application for one service; whoever asks must know the token."""
     answers = Answers(service)
     by_path: dict[str, dict[str, RouteSpec]] = {}
@@ -56,6 +57,7 @@ def create_app(service: Service, token: str) -> Starlette:
         ],
     )
     app.router.redirect_slashes = False
+    app.state.patience = patience or Patience()
     return app
 
 

@@ -71,9 +71,11 @@ class RouteSpec:
         if self.path_parameters or any(parameter.name == "job" for parameter in self.parameters):
             found |= {404, 409}
         if self.body is not None:
-            found |= {400, 413, 415}
+            found |= {400, 408, 413, 415}
         if self.changes or "logs" in self.path:
             found.add(503)
+        if self.changes:
+            found.add(507)
         return tuple(sorted(found))
 
 

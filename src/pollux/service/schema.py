@@ -6,13 +6,15 @@ is never changed; another one follows it.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pollux.core import Event, loads
-from pollux.errors import InvalidDocument, Permanent
+from pollux.errors import DiskFull, InvalidDocument, Permanent
+from pollux.node.folder import is_full
 from pollux.scheduler import Record
 
 APPLICATION_ID = 0x504F4C58
@@ -107,7 +109,13 @@ def clear_errors(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "SQLITE_CORRUPT")
         group = "_".join(name.split("_")[:2])
         advice = _ADVICE.get(group, "Check the disk and the system's log")
-        kind = DamagedLog if group in ("SQLITE_CORRUPT", "SQLITE_NOTADB") else Permanent
+        kind: type[Permanent] = Permanent
+        if group == "SQLITE_FULL" or is_full(path):
+            kind, advice = DiskFull, _ADVICE["SQLITE_FULL"]
+        elif group in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
+            kind = DamagedLog
         raise kind(f"{path} cannot be used: {error}. {advice}.") from error
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_FULL']}.") from error
         raise Permanent(f"{path} cannot be used: {error.strerror}. {_ADVICE['SQLITE_CANTOPEN']}.") from error

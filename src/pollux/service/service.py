@@ -42,7 +42,7 @@ from pollux.core import (
     dumps,
     loads,
 )
-from pollux.errors import InvalidJob, Permanent, PolicyFailed, PolluxError, UnknownName
+from pollux.errors import BackendError, InvalidJob, Permanent, PolicyFailed, PolluxError, UnknownName
 from pollux.policies import registry
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler, SchedulerOptions
@@ -56,6 +56,7 @@ from pollux.service.planning import Planner
 from pollux.service.recovery import from_ledger, sentence
 from pollux.service.rounds import Rounds
 from pollux.service.store import SqliteLog
+from pollux.service.trouble import RETRY_S, Trouble
 from pollux.service.world import World
 from pollux.wire.api import LogFile
 from pollux.wire.entries import Entry
@@ -97,8 +98,8 @@ class Service:
         self._looked_s = time.monotonic()
         self._place = place
         self._ledger = Ledger(place.jobs)
-        self.warnings: list[str] = []
-        """What whoever looks at the cluster should know."""
+        self._lost = ""
+        """What people are told of a log that has lost its end."""
         self._world = World(
             provider,
             place.token(),
@@ -123,6 +124,7 @@ class Service:
         self._ending = asyncio.Event()
         self._stops_jobs = False
         self._since_saved = 0
+        self._trouble = Trouble(store, lambda: self._rounds.hurry(0.0))
 
     # Its life
 
@@ -145,7 +147,8 @@ class Service:
             await asyncio.gather(planning, pruning, ending, return_exceptions=True)
             await self._planner.close()
             await self._world.close(end_nodes=self._ending.is_set() and self._stops_jobs)
-            self.scheduler.save()
+            self._trouble.close()
+            self._save()
 
     def end(self, *, stop_jobs: bool) -> None:
         """Let `run` return soon. `stop_jobs`: jobs save and stop, and all daemons end; else they go on without us."""
@@ -157,7 +160,7 @@ class Service:
     async def _recover_and_plan(self) -> None:
         state = self.scheduler.state
         log.info("The log is replayed: %d jobs have ended, %d have not.", len(state.ended), len(state.jobs))
-        self._recover_jobs()
+        await self._recover_jobs()
         warming = asyncio.create_task(self._planner.warm_up())
         await self._world.start(self.options.recovery_s)
         self.is_recovering = False
@@ -167,21 +170,29 @@ class Service:
             await self._rounds.due()
             try:
                 await self._plan()
-            except PolluxError as error:  # a full disk, a locked database: the next round may do
+            except (PolluxError, OSError) as error:  # a full disk, a locked database: the next round may do
                 log.error("A round came to nothing: %s", error)
 
-    def _recover_jobs(self) -> None:
-        """Take up what the log has lost, as far as the files of the jobs know it."""
+    async def _recover_jobs(self) -> None:
+        """Take up what the log has lost, as far as the files of the jobs know it; as soon as the log can be written."""
         state = self.scheduler.state
-        found = list(from_ledger(self._ledger.entries(state.ended), state))
-        for event in found:
-            self._hear(event, None)
-        for job in state.jobs.values():  # a version before may not have written their files
-            self._ledger.keep(job)
+        found: list[Event] = []
+        is_done = False
+        while not is_done:
+            try:
+                for event in list(from_ledger(self._ledger.entries(state.ended), state)):
+                    self._hear(event, None)
+                    found.append(event)
+                is_done = True
+            except BackendError as error:
+                self._trouble.note(error)
+                await asyncio.sleep(RETRY_S)
+        for job_id in state.jobs:  # a version before may not have written their files
+            self._keep_in_ledger(job_id)
         jobs = [event.job for event in found if isinstance(event, JobRecovered)]
         if warning := sentence(self.log.num_lost, jobs):
             log.error("%s", warning)
-            self.warnings.append(warning)
+            self._lost = warning
 
     async def _plan(self) -> None:
         state = self.scheduler.state
@@ -302,6 +313,11 @@ class Service:
                 return None
         return self._reports[job_id]
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know who look at the cluster."""
+        return (*((self._lost,) if self._lost else ()), *self._trouble.warnings)
+
     def waits_for(self, job: Job) -> str:
         """Why it does not run; empty if it does."""
         return waits_for(job, self.scheduler.state, self._now_s(), self.is_recovering)
@@ -334,7 +350,14 @@ class Service:
 
     async def read_log(self, job_id: JobId, node: NodeId, replica: str, offset: int, limit: int) -> LogPart:
         self.job(job_id)
-        answer = await self._world.ask(node, ReadLog(job_id, replica, offset, limit))
+        try:
+            answer = await self._world.ask(node, ReadLog(job_id, replica, offset, limit))
+        except Permanent:  # it has no such log, or there cannot be one of that name
+            listed = await self._world.ask(node, ListLogs(job_id))
+            known = {here.replica for here in listed.logs} if isinstance(listed, LogsHere) else set()
+            if replica in known:
+                raise
+            raise UnknownName(f"log of job {job_id} on node {node}", replica, known) from None
         if not isinstance(answer, LogPart):
             raise Permanent(f"Node {node} answers {type(answer).__name__} instead of a log. Update its daemon.")
         return answer
@@ -357,7 +380,12 @@ class Service:
         if not is_news(self.scheduler.state, event):
             log.info("heard again %s", type(event).__name__, extra=_told(event, origin))
             return
-        actions = self.scheduler.handle(event, self._now_s())
+        try:
+            actions = self.scheduler.handle(event, self._now_s())
+        except BackendError as error:  # of the log: nothing has happened
+            self._trouble.note(error)
+            raise
+        # From here on it has happened, and nothing may make it look otherwise to whoever told it.
         log.info("heard %s", type(event).__name__, extra=_told(event, origin))
         for action in actions:
             if isinstance(action, MakePlan):
@@ -373,15 +401,28 @@ class Service:
         job_id = getattr(event, "job", None)
         job = self.scheduler.state.job(job_id) if job_id else None
         if job is not None and not isinstance(event, JobReported):
-            self._ledger.keep(job)
-        if job is not None and job.phase.is_terminal and job_id in self._reports:
-            self.log.put(f"report/{job_id}", dumps(self._reports[job_id]))
+            self._keep_in_ledger(job.id)
+        if job is not None and job.phase.is_terminal and job.id in self._reports:
+            self._keep_report(job.id)
         if job is not None and job.phase is Phase.PENDING and job.retry_at_s is not None:
             self._rounds.hurry(max(0.0, job.retry_at_s - self.scheduler.state.time_s))
         self._since_saved += 1
         if self._since_saved >= self.options.save_every:
             self._since_saved = 0
+            self._save()
+
+    def _save(self) -> None:
+        try:
             self.scheduler.save()
+        except BackendError as error:
+            log.error("The state was not saved, and the next start takes longer: it replays the log. %s", error)
+
+    def _keep_in_ledger(self, job_id: JobId) -> None:
+        self._trouble.insist(lambda: self._ledger.keep(self.job(job_id)))  # as it stands when that can be done
+
+    def _keep_report(self, job_id: JobId) -> None:
+        """For the next service."""
+        self._trouble.insist(lambda: self.log.put(f"report/{job_id}", dumps(self._reports[job_id])))
 
     def _hear_report(self, report: AgentReport) -> None:
         if self.scheduler.state.job(report.job) is None:
@@ -399,8 +440,12 @@ class Service:
             self._notices[report.job] = seen
         for notice in report.notices:
             if notice not in seen:
-                seen.append(notice)
-                self.log.note(self._now_s(), notice, report.job)
+                try:
+                    self.log.note(self._now_s(), notice, report.job)
+                except BackendError as error:
+                    self._trouble.note(error)
+                    raise
+                seen.append(notice)  # not earlier: one that could not be kept comes again
                 self._ring()
 
     def _tell_reports(self) -> None:
@@ -413,7 +458,7 @@ class Service:
         job = self.scheduler.state.jobs.get(job_id)
         if job is not None and job.expects(report.generation):
             self._hear(report.as_event(), None)
-            self.log.put(f"report/{job_id}", dumps(report))
+            self._keep_report(job_id)
         self._fresh.discard(job_id)
 
     def _ring(self) -> None:

@@ -15,23 +15,28 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import uvicorn
+from starlette.applications import Starlette
 
 from pollux import __version__
 from pollux.errors import Permanent, PolluxError
 from pollux.providers.local import LocalProvider
 from pollux.service import salvage, structured_log
 from pollux.service.options import ServiceOptions
-from pollux.service.place import ClusterFolder, ServiceFile
+from pollux.service.patience import Patience, protocol
+from pollux.service.place import ClusterConfig, ClusterFolder, ServiceFile
 from pollux.service.rest import create_app
 from pollux.service.service import Service
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
+PATIENCE = Patience()
+KEEP_EVERY_S = 1.0
+"""How often it is seen whether the service can still be found."""
 
 
 def main(options: ServiceOptions) -> int:
@@ -44,19 +49,26 @@ def main(options: ServiceOptions) -> int:
         place.make()
         place.lock()
     except PolluxError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         return 1
     try:
         structured_log.setup(place.log, logging.INFO, [place.token()])
+        if place.regained_from is not None:
+            log.warning("%s was lost, and is taken from %s.", place.token_file, place.regained_from)
         asyncio.run(_serve(options, place))
     except (PolluxError, OSError) as error:
         log.error("%s", error)
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         return 1
     except Exception:
         log.exception("A bug ends the service. Jobs train on.")
         raise
     return 0
+
+
+def _say(error: Exception) -> None:
+    with suppress(OSError):  # the file that it goes to may be on a full disk
+        print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
@@ -76,12 +88,13 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, partial(service.end, stop_jobs=False))
         loop.add_signal_handler(signal.SIGINT, partial(service.end, stop_jobs=True))
-        app = create_app(service, place.token())
-        server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, server_header=False))
+        server = _Server(http_config(create_app(service, place.token(), PATIENCE), PATIENCE))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         port = listener.getsockname()[1]
         url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-        place.write_service_file(ServiceFile(os.getpid(), url, __version__, time.time()))
+        finding = asyncio.create_task(
+            _stay_found(place, ServiceFile(os.getpid(), url, __version__, time.time()), place.config())
+        )
         log.info("Pollux %s listens at %s, pid %d.", __version__, url, os.getpid())
         running = asyncio.create_task(service.run())
         try:
@@ -93,8 +106,41 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
         finally:
             server.should_exit = True
             await asyncio.wait([serving], timeout=5.0)
+            finding.cancel()
+            await asyncio.wait([finding])
             place.remove_service_file()
     log.info("The service has ended.")
+
+
+def http_config(app: Starlette, patience: Patience) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol(patience),
+        ws="none",
+        log_config=None,
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=patience.idle_s,
+    )
+
+
+async def _stay_found(place: ClusterFolder, file: ServiceFile, config: ClusterConfig | None) -> None:
+    """Say where the service listens, and see to it that this stays said, for as long as it runs."""
+    is_first, told = True, ""
+    while True:
+        problem = ""
+        try:
+            written = place.keep(file, config)
+            if written and not is_first:
+                log.warning("In %s, %s was gone or changed, and is written again.", place.path, ", ".join(written))
+            is_first = False
+        except OSError as error:  # a full disk: it may have room soon
+            problem = f"{error.strerror or error}"
+            if problem != told:
+                log.error("Commands may not find this service: %s cannot be written to (%s).", place.path, problem)
+        told = problem
+        await asyncio.sleep(KEEP_EVERY_S)
 
 
 class _Server(uvicorn.Server):

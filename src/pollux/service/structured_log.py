@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -105,5 +106,7 @@ class _PrivateFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """A full disk must not end the service. The record is not told here: it may hold a secret."""
-        if sys.stderr is not None:
-            sys.stderr.write(f"{self.baseFilename} cannot be written to: {sys.exc_info()[1]!r}\n")
+        problem = f"{self.baseFilename} cannot be written to: {sys.exc_info()[1]!r}\n"
+        with suppress(OSError, ValueError):  # standard error may be a file on the same disk, or closed
+            if sys.stderr is not None:
+                sys.stderr.write(problem)

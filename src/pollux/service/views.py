@@ -127,7 +127,7 @@ def cluster_view(service: Service, now_s: float) -> ClusterView:
         free_gpus=sum(node.free_gpus for node in nodes),
         nodes=tuple(nodes),
         num_jobs=FrozenMap(Counter(job.phase.value for job in (*state.jobs.values(), *state.ended.values()))),
-        warnings=tuple(service.warnings),
+        warnings=service.warnings,
     )
 
 

@@ -36,7 +36,7 @@ from pollux.core import (
     StopJob,
     StopReason,
 )
-from pollux.errors import PolluxError, StaleGeneration, Temporary, UnknownName
+from pollux.errors import BackendError, PolluxError, StaleGeneration, Temporary, UnknownName
 from pollux.providers.base import Provider
 from pollux.scheduler import Scheduler
 from pollux.service.daemon_link import Callbacks, DaemonLink
@@ -103,6 +103,7 @@ class World:
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
         self._arrived = asyncio.Event()
         self._is_ending = False
+        self._is_closed = False
         self._orphans: dict[NodeId, dict[JobId, int]] = {}
         """What is left on nodes of jobs whose home was lost, up to which generation."""
 
@@ -112,7 +113,7 @@ class World:
         self.follow_provider()
         for node in list(self._scheduler.state.cluster):
             if node.id not in self._links:
-                self._lose(node.id)
+                self._stop_waiting_for(node.id)
         until_s = time.monotonic() + timeout_s
         while not all(link.is_there for link in self._links.values()):
             self._arrived.clear()
@@ -126,6 +127,7 @@ class World:
         self._stop_homeless()
 
     async def close(self, *, end_nodes: bool) -> None:
+        self._is_closed = True
         for grace in self._graces.values():
             grace.cancel()
         for link in self._links.values():
@@ -137,6 +139,13 @@ class World:
 
     def follow_provider(self) -> None:
         """Link with nodes that have come, forget those that the provider has given up."""
+        try:
+            self._follow_provider()
+        except BackendError as error:  # of the log
+            log.error("What has become of the nodes cannot be taken in: %s", error)
+            self._retry(self.follow_provider)
+
+    def _follow_provider(self) -> None:
         provided = {one.node.id: one for one in self._provider.nodes()}
         callbacks = Callbacks(self._there, self._away, self._news, self._refused)
         for node, one in provided.items():
@@ -149,7 +158,7 @@ class World:
                 self._expect(node)
         for node in [node for node in self._links if node not in provided]:
             self._links.pop(node).close()
-            self._lose(node)
+            self._stop_waiting_for(node)
 
     def is_there(self, node: NodeId) -> bool:
         return node in self._links and self._links[node].is_there
@@ -174,7 +183,18 @@ class World:
     # What is to be done
 
     def do(self, action: Action, origin: NodeId | None = None) -> None:
-        """Have it done. `origin`: who told what the action answers to."""
+        """Have it done, now or when the log can be written. `origin`: who told what the action answers to."""
+        try:
+            self._do(action, origin)
+        except BackendError as error:  # where a job is to run is written down first
+            log.error("%s waits: %s", type(action).__name__, error)
+            self._retry(self._do_again, action)
+
+    def _do_again(self, action: Action) -> None:
+        if action in self._scheduler.outstanding():
+            self.do(action)
+
+    def _do(self, action: Action, origin: NodeId | None) -> None:
         match action:
             case StartJob(job, generation) if self._is_ending:
                 self._later(JobStopped(job, generation, cause="the cluster is being ended"))
@@ -337,6 +357,13 @@ class World:
 
     def _stop_homeless(self) -> None:
         """Jobs that hold GPUs although nobody is left who could know of them."""
+        try:
+            self._end_homeless()
+        except BackendError as error:  # of the log
+            log.error("Jobs that nobody runs cannot be stopped: %s", error)
+            self._retry(self._stop_homeless)
+
+    def _end_homeless(self) -> None:
         for job in list(self._scheduler.state.jobs.values()):
             found = self._home_and_generation(job.id)
             if job.phase.holds_gpus and found is None:
@@ -366,6 +393,15 @@ class World:
                 self._hear(GenerationAbandoned(request.job, request.generation, str(error)), node)
             case StopRun() if isinstance(error, StaleGeneration):
                 self._links[node].send(replace(request, generation=error.current))
+
+    def _retry(self, what: Callable[..., None], *args: object) -> None:
+        """Of what the log could not take in."""
+
+        def again() -> None:
+            if not self._is_closed:
+                what(*args)
+
+        asyncio.get_running_loop().call_later(RETRY_S, again)
 
     def _later(self, event: Event, pause_s: float = 0.0) -> None:
         def tell() -> None:

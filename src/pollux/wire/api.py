@@ -158,7 +158,7 @@ class ClusterView:
     num_jobs: FrozenMap[str, int]
     """By phase."""
     warnings: tuple[str, ...] = ()
-    """What whoever looks at the cluster should know."""
+    """What people should know, such as that the disk is full, or that the log has lost records."""
 
 
 @dataclass(frozen=True, slots=True)

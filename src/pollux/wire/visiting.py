@@ -6,7 +6,7 @@ import abc
 import asyncio
 import logging
 
-from pollux.errors import Permanent, PolluxError, StaleGeneration
+from pollux.errors import BackendError, Permanent, PolluxError, StaleGeneration
 from pollux.wire.frames import Peer, dial
 from pollux.wire.nodes import DescribeNode, NodeAnswer, NodeNews, NodeRequest
 
@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 PING_AFTER_S = 5.0
+HEAR_AGAIN_S = 1.0
 
 
 class Visitor(abc.ABC):
@@ -45,7 +46,8 @@ class Visitor(abc.ABC):
         """It was there and is out of reach."""
 
     @abc.abstractmethod
-    def heard(self, news: NodeNews) -> None: ...
+    def heard(self, news: NodeNews) -> None:
+        """Take it in wholly; or not at all, and raise `BackendError`: then it is told again, before anything else."""
 
     @abc.abstractmethod
     def refused(self, request: NodeRequest, error: PolluxError) -> None: ...
@@ -132,7 +134,13 @@ class Visitor(abc.ABC):
     async def _listen(self, peer: Peer) -> None:
         while True:
             news: NodeNews = await peer.receive(NodeNews)
-            self.heard(news)
+            while True:
+                try:
+                    self.heard(news)
+                    break
+                except BackendError as error:  # of whoever hears it, such as a disk that is full: it must not be lost
+                    log.warning("%s: its news cannot be taken in now, and waits. %s", self._what, error)
+                    await asyncio.sleep(HEAR_AGAIN_S)
 
     async def _work(self, peer: Peer) -> None:
         while not (self._is_finishing and self._requests.empty()):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pollux.errors import PolluxError
 
 if TYPE_CHECKING:
-    from pollux.node.folder import StateFolder
+    from pollux.node.folder import NodeFiles
 
 POLL_S = 0.1
 KILL_TIMEOUT_S = 10.0
@@ -32,7 +32,7 @@ class _Process:
     command: bytes
 
 
-def remains(folder: StateFolder) -> set[int]:
+def remains(folder: NodeFiles) -> set[int]:
     """The keeper and its witness, whatever was forked from it, and what these have started."""
     table = _processes()
     found = {*_forked(folder, table), *_recorded(folder)} & table.keys()
@@ -41,7 +41,12 @@ def remains(folder: StateFolder) -> set[int]:
     return found
 
 
-async def end_remains(folder: StateFolder, grace_s: float) -> None:
+def left_replicas(folder: NodeFiles) -> set[int]:
+    """Processes of jobs that live here, as far as the last daemon has written them down."""
+    return _recorded(folder)
+
+
+async def end_remains(folder: NodeFiles, grace_s: float) -> None:
     """Ask all of it to save and end; what still lives after `grace_s` seconds is killed."""
     if not remains(folder):
         return
@@ -65,7 +70,7 @@ def _send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _forked(folder: StateFolder, table: dict[int, _Process]) -> set[int]:
+def _forked(folder: NodeFiles, table: dict[int, _Process]) -> set[int]:
     """Replicas, templates and stores are forked from the keeper and never changed: its command is theirs."""
     place = os.path.realpath(folder.path)
     return {one.pid for one in table.values() if _kept_in(one.command) == place}
@@ -80,7 +85,7 @@ def _kept_in(command: bytes) -> str | None:
     return None
 
 
-def _recorded(folder: StateFolder) -> set[int]:
+def _recorded(folder: NodeFiles) -> set[int]:
     """Replicas that the last daemon knew: plain commands among them, whose keeper may be gone."""
     from pollux.node.processes import is_running
     from pollux.node.roster import Roster

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pollux import __version__
 from pollux.core import FrozenMap, NodeId
-from pollux.errors import PolluxError
+from pollux.errors import Permanent, PolluxError
 from pollux.providers.local.remains import end_remains, remains
 from pollux.wire.frames import dial
 from pollux.wire.nodes import DescribeNode, NodeDescription
@@ -59,6 +59,10 @@ class Wanted:
         return (said.node, said.slots, said.version) == (self.node, self.slots, __version__) and (
             (said.gpu_type, said.replica_env) == (self.gpu_type, self.replica_env)
         )
+
+
+class _Refusal:
+    """What a daemon says that knows another token."""
 
 
 class SupervisedDaemon:
@@ -122,13 +126,15 @@ class SupervisedDaemon:
             while said is None and self._is_alive() and time.monotonic() < until_s:
                 said = await self._describe()
                 await asyncio.sleep(POLL_S)
-            if said is not None:
-                self._pid, self._began = said.pid, began_at(said.pid)
-                self._send(said.pid, signal.SIGINT)
+            # One that knows another token is ours as well: it holds the lock of our folder.
+            if pid := said.pid if isinstance(said, NodeDescription) else self.folder.daemon if said else 0:
+                self._pid, self._began = pid, began_at(pid)
+                self._send(pid, signal.SIGINT)
                 await self._gone(until_s)
             self._kill()
             await self._gone(time.monotonic() + LEAVE_TIMEOUT_S)
             await end_remains(self.folder, REMAINS_GRACE_S)
+            self.folder.forget_token()
 
     @property
     def last_words(self) -> str:
@@ -166,6 +172,9 @@ class SupervisedDaemon:
                 self._heard_s = time.monotonic()
                 self._kill()
             return
+        if isinstance(said, _Refusal):
+            await self._replace_refusing()
+            return
         is_ours = self._process is not None and self._process.pid == said.pid
         # One of ours may have another version if Pollux was installed anew since we run: so will the next be.
         if not is_ours and not self._wanted.is_met_by(said):
@@ -184,7 +193,25 @@ class SupervisedDaemon:
         """By a daemon as we want it; replicas train on meanwhile."""
         was = f"{said.node}, {said.slots} slots of type {said.gpu_type}, version {said.version}"
         log.info("Node %s: the daemon that runs (%s) is replaced. Replicas train on.", self.node, was)
-        self._send(said.pid, signal.SIGTERM)
+        await self._replace_by_pid(said.pid)
+
+    async def _replace_refusing(self) -> None:
+        """The token was changed while daemons lived. The daemon is ours: it holds the lock of our folder.
+
+        Replicas that talk to it know the old token alone. The next daemon has them save and stop, and their jobs go on
+        from there; plain commands do not notice.
+        """
+        pid = self.folder.daemon
+        log.warning(
+            "Node %s: its daemon, process %d, knows another token than %s, and is replaced. Jobs that trained under it "
+            "save, stop, and go on from there.",
+            *(self.node, pid, self.folder.token_file),
+        )
+        await self._replace_by_pid(pid)
+
+    async def _replace_by_pid(self, pid: int) -> None:
+        if pid:
+            self._send(pid, signal.SIGTERM)
         await self._gone(time.monotonic() + LEAVE_TIMEOUT_S)
         self._kill()
         await self._gone(time.monotonic() + LEAVE_TIMEOUT_S)
@@ -205,11 +232,14 @@ class SupervisedDaemon:
             *(self.node, when, self.last_words),
         )
 
-    async def _describe(self) -> NodeDescription | None:
+    async def _describe(self) -> NodeDescription | _Refusal | None:
         """None: no daemon answers on this folder."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                peer = await dial(self.folder.address, self.folder.token)
+                try:
+                    peer = await dial(self.folder.address, self.folder.token)
+                except Permanent:  # who answers on our own socket knows another token
+                    return _Refusal()
                 try:
                     said = await peer.ask(DescribeNode())
                 finally:
@@ -234,16 +264,14 @@ class SupervisedDaemon:
 
     def _kill(self) -> None:
         """Every process that may be the daemon, without any word. Replicas live on."""
-        from pollux.node.folder import is_locked
         from pollux.node.processes import is_running
 
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         if is_running(self._pid, self._began):
             self._send(self._pid, signal.SIGKILL)
-        file = self.folder.node_file()
-        if file is not None and is_locked(self.folder.path / "lock"):
-            self._send(file.pid, signal.SIGKILL)
+        if pid := self.folder.daemon:
+            self._send(pid, signal.SIGKILL)
 
     async def _gone(self, until_s: float) -> None:
         while self._is_alive() and time.monotonic() < until_s:
