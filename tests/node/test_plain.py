@@ -24,6 +24,7 @@ from pollux.node import daemon as daemon_module
 from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import StateFolder
 from pollux.node.hosted import Hosted, Record
+from pollux.node.inherited import inherited
 from pollux.node.keeper_client import KeeperClient
 from pollux.node.processes import began_at, send_signal
 from pollux.node.roster import Roster
@@ -40,7 +41,7 @@ class Kept(Node):
     """A node with a keeper of its own, which its daemons find again."""
 
     def start(self):
-        self.keeper = KeeperClient()
+        self.keeper = KeeperClient(inherited(os.environ, self.options.job_env))
         return super().start()
 
     def end(self):
@@ -146,13 +147,17 @@ class TestRunning:
         )
         assert said == alone.stdout
 
-    def test_its_environment_holds_nothing_of_the_daemon(self, node, monkeypatch, folder):
-        monkeypatch.setenv("POLLUX_TOKEN_FILE", "/secret")
-        monkeypatch.setenv("POLLUX_URL", "http://localhost")
-        monkeypatch.setenv("OTHER", "1")
+    def test_its_environment_holds_nothing_of_the_daemon(self, nodes, monkeypatch):
+        for name in ("POLLUX_TOKEN_FILE", "POLLUX_URL", "HF_TOKEN", "NVIDIA_API_KEY", "OTHER"):
+            monkeypatch.setenv(name, "of the shell")
+        monkeypatch.setenv("NAMED", "by the operator")
+        monkeypatch.setenv("NCCL_DEBUG", "WARN")
+        node = nodes(job_env=("NAMED",))
         _, said = outcome(node, "env", checkpoint_dir="/checkpoints", MINE="2", gpus=2)
         found = dict(line.split("=", 1) for line in said.splitlines())
-        assert (found["OTHER"], found["MINE"], found["PATH"]) == ("1", "2", os.environ["PATH"])
+        assert (found["MINE"], found["PATH"]) == ("2", os.environ["PATH"])
+        assert (found["NAMED"], found["NCCL_DEBUG"]) == ("by the operator", "WARN")
+        assert "of the shell" not in said
         ours = {name: value for name, value in found.items() if name.startswith("POLLUX_")}
         assert ours == {"POLLUX_JOB": "j", "POLLUX_CHECKPOINT_DIR": "/checkpoints"}
         assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & found.keys()

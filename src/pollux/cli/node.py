@@ -42,6 +42,17 @@ def node(
             "who is on this machine can read it.",
         ),
     ] = None,
+    job_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variable of its own environment that jobs find, too; may be repeated."),
+    ] = None,
+    inherit_env: Annotated[
+        bool, typer.Option("--inherit-env", help="Jobs find all of its environment, as under pollux launch.")
+    ] = False,
+    job_user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run jobs as this user; for root only.", show_default="as itself"),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -77,6 +88,7 @@ def node(
     """
     from pollux.node.daemon import DaemonOptions, serve
     from pollux.node.folder import StateFolder
+    from pollux.node.inherited import check_names
     from pollux.node.launched import pollux_home
     from pollux.node.rules import RunOptions
 
@@ -100,6 +112,9 @@ def node(
         keep_logs_s=keep_logs * 86400.0,
         gpu_type=gpu_type or "",
         replica_env=replica_env,
+        job_env=check_names("--job-env", job_env or ()),
+        inherits_env=inherit_env,
+        job_user=job_user or "",
         run=run,
     )
     raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))

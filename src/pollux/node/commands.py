@@ -20,7 +20,7 @@ def run_command(program: Program, log: str) -> None:
 
     No shell is involved. What cannot be run ends with a sentence in its log, and an exit code as of a shell.
     """
-    detach(log)
+    detach(log, user=program.user)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # python ignores them, and what is ignored stays so
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -22,6 +22,7 @@ import uvicorn
 
 from pollux import __version__
 from pollux.errors import Permanent, PolluxError
+from pollux.node.accounts import account_of
 from pollux.providers.local import LocalProvider
 from pollux.service import structured_log
 from pollux.service.options import ServiceOptions
@@ -44,6 +45,7 @@ def main(options: ServiceOptions) -> int:
     try:
         place.make()
         place.lock()
+        place.admit(account_of(options.job_user) if options.job_user else None)
     except PolluxError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -72,6 +74,8 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
             gpu_type=options.gpu_type,
             labels=options.node_labels,
             replica_env=options.replica_env,
+            job_env=options.job_env,
+            job_user=options.job_user,
         )
         service = Service(options, place, provider, store)
         loop = asyncio.get_running_loop()

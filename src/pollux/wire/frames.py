@@ -1,8 +1,9 @@
 """Connections that carry messages: to a daemon's local socket or its TCP port, and from there.
 
 A frame is four bytes with the length of its body, highest first, and the body: one packed message. Before the first
-message both sides prove that they know the token, without showing it: the daemon sends 32 random bytes, the other side
-sends 32 of its own and a keyed hash over both, the daemon answers with another. A body of no bytes says: wrong token.
+message both sides prove that they know the same key, without showing it: the daemon sends 32 random bytes, the other
+side sends 32 of its own, a keyed hash over both and who it is, the daemon answers with another hash. The key is the
+token; of a side that names itself as a replica it is the one of its credential. A body of no bytes says: wrong key.
 What follows is not encrypted: the port belongs in a network that its owner trusts.
 """
 
@@ -14,6 +15,7 @@ import os
 import secrets
 import select
 import socket
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +23,7 @@ from types import TracebackType, UnionType
 from typing import Any, TypeVar, overload
 
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, StaleGeneration, Temporary
+from pollux.wire.credentials import MAX_NAME_BYTES, ReplicaIdentity, key_of, parts
 from pollux.wire.messages import MAX_MESSAGE_BYTES, pack, unpack
 from pollux.wire.nodes import NodeAnswer, NodeRequest, Refused
 
@@ -58,7 +61,7 @@ class Channel:
     """The blocking side, for replicas, commands and tests.
 
     One thread may receive while others send. `Temporary`: the connection is lost, or was never made; make another.
-    `Permanent`: the two sides do not have the same token.
+    `Permanent`: the two sides do not have the same token, or the daemon knows no such credential.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
@@ -71,7 +74,7 @@ class Channel:
 
     @classmethod
     def connect(cls, address: str, token: str, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Channel:
-        """A connection on which both sides have proven that they know the token."""
+        """A connection on which both sides have proven that they know the token. A replica gives its credential."""
         target = parse_address(address)
         until_s = time.monotonic() + timeout_s
         try:
@@ -142,7 +145,7 @@ class Channel:
 
     def _shake_hands(self, token: str, until_s: float) -> None:
         theirs, mine = self._read(_NONCE_BYTES, until_s), secrets.token_bytes(_NONCE_BYTES)
-        self._write(_frame(mine + _proof(token, b"client", theirs, mine)), until_s)
+        self._write(_frame(_introduction(token, theirs, mine)), until_s)
         _check_daemon(self._address, token, theirs, mine, self._read(_PROOF_BYTES, until_s))
 
     def _write(self, frame: bytes, until_s: float) -> None:
@@ -227,9 +230,20 @@ class Peer:
         """Use `accept` or `dial`."""
         self.address = address
         """Of the other side, for logs."""
+        self.identity: ReplicaIdentity | None = None
+        """Whose credential the other side has proven to have; None: it knows the token."""
         self._reader = reader
         self._writer = writer
         self._asking = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that has connected, if it came to the local socket."""
+        sock = self._writer.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX:
+            return None
+        pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        return pid
 
     def send(self, message: object) -> None:
         """Hand the message to the loop and return at once. A peer that leaves too much unread is dropped."""
@@ -289,23 +303,34 @@ class Peer:
     async def _welcome(self, token: str) -> None:
         mine = secrets.token_bytes(_NONCE_BYTES)
         self._writer.write(_frame(mine))
-        answer = await self._read(_NONCE_BYTES + _PROOF_BYTES)
-        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(token, b"client", mine, theirs)):
+        answer = await self._read(_NONCE_BYTES + _PROOF_BYTES + MAX_NAME_BYTES)
+        theirs, rest = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        proof, name = rest[:_PROOF_BYTES], rest[_PROOF_BYTES:]
+        try:
+            self.identity = ReplicaIdentity.read(name.decode()) if name else None
+        except (InvalidSpec, ValueError):
             self._writer.write(_frame(b""))
-            raise Permanent(f"{self.address} does not know the token.")
-        self._writer.write(_frame(_proof(token, b"daemon", mine, theirs)))
+            raise Permanent(f"{self.address} gives a name that no replica has.") from None
+        key = key_of(token, self.identity)
+        if not hmac.compare_digest(proof, _proof(key, b"client", mine, theirs)):
+            self._writer.write(_frame(b""))
+            what = "the token" if self.identity is None else f"the key of {self.identity}, which it claims to be"
+            raise Permanent(f"{self.address} does not know {what}.")
+        self._writer.write(_frame(_proof(key, b"daemon", mine, theirs)))
 
     async def _introduce(self, token: str) -> None:
         theirs, mine = await self._read(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
-        self._writer.write(_frame(mine + _proof(token, b"client", theirs, mine)))
+        self._writer.write(_frame(_introduction(token, theirs, mine)))
         _check_daemon(self.address, token, theirs, mine, await self._read(_PROOF_BYTES))
 
 
 async def accept(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = HANDSHAKE_TIMEOUT_S
 ) -> Peer:
-    """The daemon's side of a new connection. Whoever cannot prove in time that it knows the token is cut off."""
+    """The daemon's side of a new connection. Whoever cannot prove in time that it knows the token is cut off.
+
+    A replica proves that it has its credential: see `Peer.identity` before it is listened to.
+    """
     peer = Peer(reader, writer, _name_of(writer))
     try:
         async with asyncio.timeout(timeout_s):
@@ -345,14 +370,23 @@ def _frame(body: bytes) -> bytes:
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
 
 
-def _proof(token: str, side: bytes, of_daemon: bytes, of_client: bytes) -> bytes:
-    return hmac.digest(token.encode(), b"pollux " + side + of_daemon + of_client, "sha256")
+def _introduction(token: str, of_daemon: bytes, of_client: bytes) -> bytes:
+    identity, key = parts(token)
+    name = b"" if identity is None else str(identity).encode()
+    return of_client + _proof(key, b"client", of_daemon, of_client) + name
+
+
+def _proof(key: str, side: bytes, of_daemon: bytes, of_client: bytes) -> bytes:
+    return hmac.digest(key.encode(), b"pollux " + side + of_daemon + of_client, "sha256")
 
 
 def _check_daemon(address: str, token: str, of_daemon: bytes, of_client: bytes, proof: bytes) -> None:
+    identity, key = parts(token)
+    if not proof and identity is not None:
+        raise Permanent(f"{address} refuses the credential of {identity}. It is good for the daemon that gave it.")
     if not proof:
         raise Permanent(f"{address} refuses the token. Give the one in the folder of its daemon.")
-    if not hmac.compare_digest(proof, _proof(token, b"daemon", of_daemon, of_client)):
+    if not hmac.compare_digest(proof, _proof(key, b"daemon", of_daemon, of_client)):
         raise Permanent(f"{address} does not know the token: it is no daemon of ours. Check the address.")
 
 

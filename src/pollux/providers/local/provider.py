@@ -35,7 +35,8 @@ class LocalProvider(Provider):
     GPUs are shared out evenly; on a machine without, each node has `slots` CPU slots, by default its share of the
     cores. `options`: more of `pollux node`. `environment`: of the daemons, by default ours; without what is
     `NOT_INHERITED`. `labels`: of every node.
-    `replica_env`: what every replica finds in its environment. `gpu_type`: what the slots are called instead of what
+    `replica_env`: what every replica finds in its environment; `job_env`: names of what it finds there as the daemons
+    do. `job_user`: whom jobs run as. `gpu_type`: what the slots are called instead of what
     they are; they are CPU slots then, and no GPU is used. `InvalidSpec` if the folder, the token or the numbers will
     not do.
     """
@@ -52,6 +53,8 @@ class LocalProvider(Provider):
         gpu_type: str | None = None,
         labels: Mapping[str, str] | None = None,
         replica_env: Mapping[str, str] | None = None,
+        job_env: Sequence[str] = (),
+        job_user: str = "",
     ) -> None:
         from pollux.node import devices
         from pollux.node.folder import StateFolder
@@ -63,6 +66,8 @@ class LocalProvider(Provider):
         self._environment = {name: value for name, value in given.items() if name not in NOT_INHERITED}
         self._labels = FrozenMap(labels or {})
         self._replica_env = FrozenMap(replica_env or {})
+        self._job_env = tuple(job_env)
+        self._job_user = job_user
         report = DeviceReport([]) if gpu_type else describe_devices(self._environment)
         if report.problem:
             log.warning("%s", report.problem)
@@ -179,6 +184,10 @@ class LocalProvider(Provider):
             command += ["--gpu-type", self._named_type]
         for name, value in self._replica_env.items():
             command += ["--env", f"{name}={value}"]
+        for name in self._job_env:
+            command += ["--job-env", name]
+        if self._job_user:
+            command += ["--job-user", self._job_user]
         environment = {**self._environment, "CUDA_VISIBLE_DEVICES": ",".join(devices)}
-        wanted = Wanted(node, slots, self._gpu_type, self._replica_env)
+        wanted = Wanted(node, slots, self._gpu_type, self._replica_env, self._job_env, self._job_user)
         return SupervisedDaemon(wanted, folder, command, environment)
