@@ -136,7 +136,7 @@ def test_a_replica_is_known_by_its_credential(unix):
 )
 def test_a_credential_is_good_for_no_other_name_and_a_guess_for_none(claim):
     with serving(describe) as server:
-        with pytest.raises(Permanent, match="refuses the (credential|token)"):
+        with pytest.raises(Permanent, match=r"refuses the (credential|token)"):
             Channel.connect(server.address, claim, PATIENT_S)
         assert server.peers == []
         assert claim.rpartition(":")[2] not in str(server.refusals)

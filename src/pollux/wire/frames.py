@@ -232,18 +232,11 @@ class Peer:
         """Of the other side, for logs."""
         self.identity: ReplicaIdentity | None = None
         """Whose credential the other side has proven to have; None: it knows the token."""
+        self.pid = _pid_of(writer)
+        """Of the process at the other side; None: of another machine, perhaps."""
         self._reader = reader
         self._writer = writer
         self._asking = asyncio.Lock()
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that has connected, if it came to the local socket."""
-        sock = self._writer.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX:
-            return None
-        pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        return pid
 
     def send(self, message: object) -> None:
         """Hand the message to the loop and return at once. A peer that leaves too much unread is dropped."""
@@ -402,6 +395,15 @@ def _lost(address: str, error: Exception | None) -> Temporary:
 def _name_of(writer: asyncio.StreamWriter) -> str:
     name = writer.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "the local socket"
+
+
+def _pid_of(writer: asyncio.StreamWriter) -> int | None:
+    """The system's word, for local sockets."""
+    sock = writer.get_extra_info("socket")
+    if sock.family != socket.AF_UNIX:
+        return None
+    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
 
 
 def _tune(sock: socket.socket) -> None:
