@@ -1,16 +1,13 @@
 """Connections that carry messages: to a daemon's local socket or its TCP port, and from there.
 
 A frame is four bytes with the length of its body, highest first, and the body: one packed message. Before the first
-message both sides prove that they know the same key, without showing it: the daemon sends 32 random bytes, the other
-side sends 32 of its own, a keyed hash over both and who it is, the daemon answers with another hash. The key is the
-token; of a side that names itself as a replica it is the one of its credential. A body of no bytes says: wrong key.
-What follows is not encrypted: the port belongs in a network that its owner trusts.
+message both sides prove that they know the same key: see `handshake`. What follows is not encrypted: the port belongs
+in a network that its owner trusts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import secrets
 import select
@@ -23,7 +20,15 @@ from types import TracebackType, UnionType
 from typing import Any, TypeVar, overload
 
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, StaleGeneration, Temporary
-from pollux.wire.credentials import MAX_NAME_BYTES, ReplicaIdentity, key_of, parts
+from pollux.wire.credentials import ReplicaIdentity
+from pollux.wire.handshake import (
+    MAX_INTRODUCTION_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    check_daemon,
+    introduction,
+    recognised,
+)
 from pollux.wire.messages import MAX_MESSAGE_BYTES, pack, unpack
 from pollux.wire.nodes import NodeAnswer, NodeRequest, Refused
 
@@ -36,8 +41,6 @@ MAX_BACKLOG_BYTES = 4 * MAX_MESSAGE_BYTES
 """What a peer that does not read may make us keep before it is dropped."""
 
 _HEADER_BYTES = 4
-_NONCE_BYTES = 32
-_PROOF_BYTES = 32
 _TOO_LONG_FOR_A_SOCKET = 108  # bytes of sun_path on Linux, the closing zero included
 
 
@@ -144,9 +147,9 @@ class Channel:
         self.close()
 
     def _shake_hands(self, token: str, until_s: float) -> None:
-        theirs, mine = self._read(_NONCE_BYTES, until_s), secrets.token_bytes(_NONCE_BYTES)
-        self._write(_frame(_introduction(token, theirs, mine)), until_s)
-        _check_daemon(self._address, token, theirs, mine, self._read(_PROOF_BYTES, until_s))
+        theirs, mine = self._read(NONCE_BYTES, until_s), secrets.token_bytes(NONCE_BYTES)
+        self._write(_frame(introduction(token, theirs, mine)), until_s)
+        check_daemon(self._address, token, theirs, mine, self._read(PROOF_BYTES, until_s))
 
     def _write(self, frame: bytes, until_s: float) -> None:
         rest = memoryview(frame)
@@ -294,27 +297,20 @@ class Peer:
             raise _lost(self.address, error) from error
 
     async def _welcome(self, token: str) -> None:
-        mine = secrets.token_bytes(_NONCE_BYTES)
+        mine = secrets.token_bytes(NONCE_BYTES)
         self._writer.write(_frame(mine))
-        answer = await self._read(_NONCE_BYTES + _PROOF_BYTES + MAX_NAME_BYTES)
-        theirs, rest = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        proof, name = rest[:_PROOF_BYTES], rest[_PROOF_BYTES:]
+        said = await self._read(MAX_INTRODUCTION_BYTES)
         try:
-            self.identity = ReplicaIdentity.read(name.decode()) if name else None
-        except (InvalidSpec, ValueError):
+            self.identity, proof = recognised(self.address, token, mine, said)
+        except Permanent:
             self._writer.write(_frame(b""))
-            raise Permanent(f"{self.address} gives a name that no replica has.") from None
-        key = key_of(token, self.identity)
-        if not hmac.compare_digest(proof, _proof(key, b"client", mine, theirs)):
-            self._writer.write(_frame(b""))
-            what = "the token" if self.identity is None else f"the key of {self.identity}, which it claims to be"
-            raise Permanent(f"{self.address} does not know {what}.")
-        self._writer.write(_frame(_proof(key, b"daemon", mine, theirs)))
+            raise
+        self._writer.write(_frame(proof))
 
     async def _introduce(self, token: str) -> None:
-        theirs, mine = await self._read(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
-        self._writer.write(_frame(_introduction(token, theirs, mine)))
-        _check_daemon(self.address, token, theirs, mine, await self._read(_PROOF_BYTES))
+        theirs, mine = await self._read(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        self._writer.write(_frame(introduction(token, theirs, mine)))
+        check_daemon(self.address, token, theirs, mine, await self._read(PROOF_BYTES))
 
 
 async def accept(
@@ -361,26 +357,6 @@ async def dial(address: str, token: str, timeout_s: float = HANDSHAKE_TIMEOUT_S)
 
 def _frame(body: bytes) -> bytes:
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
-
-
-def _introduction(token: str, of_daemon: bytes, of_client: bytes) -> bytes:
-    identity, key = parts(token)
-    name = b"" if identity is None else str(identity).encode()
-    return of_client + _proof(key, b"client", of_daemon, of_client) + name
-
-
-def _proof(key: str, side: bytes, of_daemon: bytes, of_client: bytes) -> bytes:
-    return hmac.digest(key.encode(), b"pollux " + side + of_daemon + of_client, "sha256")
-
-
-def _check_daemon(address: str, token: str, of_daemon: bytes, of_client: bytes, proof: bytes) -> None:
-    identity, key = parts(token)
-    if not proof and identity is not None:
-        raise Permanent(f"{address} refuses the credential of {identity}. It is good for the daemon that gave it.")
-    if not proof:
-        raise Permanent(f"{address} refuses the token. Give the one in the folder of its daemon.")
-    if not hmac.compare_digest(proof, _proof(key, b"daemon", of_daemon, of_client)):
-        raise Permanent(f"{address} does not know the token: it is no daemon of ours. Check the address.")
 
 
 def _oversized(length: int, limit: int) -> InvalidDocument:
