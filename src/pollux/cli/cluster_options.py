@@ -91,7 +91,7 @@ def check_jobs(folder: ClusterFolder, config: ClusterConfig) -> None:
         fix = "Give a --dir that it gets to, such as /var/lib/pollux"
         raise InvalidInput("--job-user", config.job_user, f"cannot get to {folder.path} past {barred}", fix)
     for path in (Path(sys.executable), Path(pollux.__file__).parent):
-        if unreachable(path.parent, account) is not None:
+        if unreachable(path.resolve().parent, account) is not None:
             output.note(
                 f"User {config.job_user} cannot read {path.resolve()}: scripts that import more than is loaded already "
                 "fail. Install Python and Pollux where that user gets to."
