@@ -255,7 +255,7 @@ def test_a_wrong_token_is_tried_again_and_never_stops_training(daemon, caplog):
         until(lambda: "refuses the token" in caplog.text)
         assert not link.is_connected
         assert link.newest is None
-        link._token = "secret"
+        link._credential = "secret"
         assert daemon.next().phase is ReplicaPhase.TRAINING
     assert "wrong" not in caplog.text
 

@@ -277,7 +277,7 @@ class TestWithRealProcesses:
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
             [sys.executable, "-m", "pollux.cli.main", "demo", "--no-emulate", "--quick", "--report", str(tmp_path)],
-            env={**os.environ, "DEMO_TEST_MARK": mark},
+            env={**os.environ, "GLOO_TEST_MARK": mark},  # by that name it reaches keepers and replicas, too
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -52,6 +52,9 @@ class LiveCluster:
     """Its service, its daemons and their jobs. `up` starts it, again and again if need be; `end` leaves nothing."""
 
     def __init__(self) -> None:
+        self.shell: dict[str, str] = {}
+        """What the shell has, in which commands are run, beside what this process has."""
+        self.python = sys.executable
         # Not pytest's folder: the paths of sockets must be short.
         self.home = Path(tempfile.mkdtemp(prefix="pollux-live-", dir="/tmp"))
         self.folder = ClusterFolder(self.home / "cluster")
@@ -63,7 +66,7 @@ class LiveCluster:
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("POLLUX_")}
-        return plain | {"POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1"} | dict(more or {})
+        return plain | {"POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1"} | self.shell | dict(more or {})
 
     def pollux(self, *arguments: object, exit_code: int | None = 0, env: Mapping[str, str] | None = None) -> str:
         """What the command prints to standard output. `exit_code`: what it must end with; None: whatever."""
@@ -73,7 +76,7 @@ class LiveCluster:
 
     def run(self, *arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*POLLUX, *map(str, arguments)],
+            [self.python, *POLLUX[1:], *map(str, arguments)],
             env=self.environment(env),
             cwd=self.home,
             capture_output=True,
@@ -173,10 +176,10 @@ class LiveCluster:
 
     # Jobs
 
-    def train(self, name: str, *arguments: object, options: tuple[object, ...] = ()) -> Course:
-        """Submit `train.py`; the options are those of `pollux submit`."""
+    def train(self, name: str, *arguments: object, options: tuple[object, ...] = (), script: Path = TRAIN) -> Course:
+        """Submit `train.py`, or a script that runs it; the options are those of `pollux submit`."""
         out = self.home / "out" / name
-        command = ("--name", name, *options, "--", "python", TRAIN, "--out", out, *arguments)
+        command = ("--name", name, *options, "--", "python", script, "--out", out, *arguments)
         return Course(self.pollux("submit", *command).strip(), out)
 
     def job(self, job: str) -> JobView:

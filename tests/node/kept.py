@@ -1,6 +1,9 @@
 """Nodes with a real keeper that has loaded next to nothing, and plain commands to run on them."""
 
+import os
+
 from pollux.core import Allocation, FrozenMap, JobId
+from pollux.node.inherited import inherited
 from pollux.node.keeper_client import KeeperClient
 from pollux.wire.nodes import Launch, RunJob
 
@@ -11,7 +14,7 @@ class Kept(Node):
     """A node with a keeper of its own, which its daemons find again."""
 
     def start(self):
-        self.keeper = KeeperClient()
+        self.keeper = KeeperClient(inherited(os.environ, self.options.job_env))
         return super().start()
 
     def end(self):

@@ -480,10 +480,11 @@ from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("began", flush=True)
 generation, membership, step = int(os.environ["POLLUX_GENERATION"]), 0, 0
-token = open(os.environ["POLLUX_TOKEN_FILE"]).read()
+from pollux.agent.environment import Environment
+credential = Environment.read().credential
 while True:
     try:
-        with Channel.connect(os.environ["POLLUX_SOCKET"], token) as channel:
+        with Channel.connect(os.environ["POLLUX_SOCKET"], credential) as channel:
             while True:
                 step += 1
                 channel.send(ReplicaStatus(os.environ["POLLUX_JOB"], os.environ["POLLUX_REPLICA"], os.getpid(),

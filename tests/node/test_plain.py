@@ -114,13 +114,17 @@ class TestRunning:
         )
         assert said == alone.stdout
 
-    def test_its_environment_holds_nothing_of_the_daemon(self, node, monkeypatch, folder):
-        monkeypatch.setenv("POLLUX_TOKEN_FILE", "/secret")
-        monkeypatch.setenv("POLLUX_URL", "http://localhost")
-        monkeypatch.setenv("OTHER", "1")
+    def test_its_environment_holds_nothing_of_the_daemon(self, nodes, monkeypatch):
+        for name in ("POLLUX_TOKEN_FILE", "POLLUX_URL", "HF_TOKEN", "NVIDIA_API_KEY", "OTHER"):
+            monkeypatch.setenv(name, "of the shell")
+        monkeypatch.setenv("NAMED", "by the operator")
+        monkeypatch.setenv("NCCL_DEBUG", "WARN")
+        node = nodes(job_env=("NAMED",))
         _, said = outcome(node, "env", checkpoint_dir="/checkpoints", MINE="2", gpus=2)
         found = dict(line.split("=", 1) for line in said.splitlines())
-        assert (found["OTHER"], found["MINE"], found["PATH"]) == ("1", "2", os.environ["PATH"])
+        assert (found["MINE"], found["PATH"]) == ("2", os.environ["PATH"])
+        assert (found["NAMED"], found["NCCL_DEBUG"]) == ("by the operator", "WARN")
+        assert "of the shell" not in said
         ours = {name: value for name, value in found.items() if name.startswith("POLLUX_")}
         assert ours == {"POLLUX_JOB": "j", "POLLUX_CHECKPOINT_DIR": "/checkpoints"}
         assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & found.keys()

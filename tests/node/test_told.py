@@ -4,13 +4,15 @@ import pytest
 
 from pollux.core import FrozenMap, JobId
 from pollux.node.hosted import Told
+from pollux.wire.credentials import ReplicaIdentity, holder, job_secret
 from pollux.wire.nodes import Launch, Seat
 
 SEAT = Seat("1-1", 0, 1, 1, False)
+TOKEN = "0123456789abcdef"
 
 
 def told(extra=None, gpu_type="", devices=()):
-    return Told("unix:/s", "/token", devices=devices, gpu_type=gpu_type, extra=FrozenMap(extra or {}))
+    return Told("unix:/s", TOKEN, devices=devices, gpu_type=gpu_type, extra=FrozenMap(extra or {}))
 
 
 def variables(of, **environment):
@@ -44,6 +46,24 @@ def test_threads_may_be_theirs():
 def test_slots_are_called_as_the_daemon_was_told(devices):
     for found in variables(told(gpu_type="x1", devices=devices)):
         assert found["POLLUX_GPU_TYPE"] == "x1"
+
+
+def test_a_replica_has_a_credential_of_its_own_and_never_the_token_whatever_its_job_asks_for():
+    elastic, plain = variables(told(), POLLUX_CREDENTIAL="mine", POLLUX_JOB_SECRET="mine")
+    assert holder(TOKEN, elastic["POLLUX_CREDENTIAL"]) == ReplicaIdentity(JobId("j"), "1-1")
+    assert elastic["POLLUX_JOB_SECRET"] == job_secret(TOKEN, JobId("j"))
+    assert (plain["POLLUX_CREDENTIAL"], plain["POLLUX_JOB_SECRET"]) == ("mine", "mine")
+    for found in (elastic, plain, variables(told())[1]):
+        assert TOKEN not in " ".join(found.values())
+        assert "POLLUX_TOKEN_FILE" not in found
+    assert not {"POLLUX_CREDENTIAL", "POLLUX_JOB_SECRET"} & variables(told())[1].keys()
+    assert TOKEN not in repr(told())
+
+
+def test_threads_that_jobs_inherit_are_theirs():
+    of = Told("unix:/s", TOKEN, inherited=FrozenMap({"OMP_NUM_THREADS": "5"}))
+    for found in variables(of):
+        assert "OMP_NUM_THREADS" not in found
 
 
 def test_cpu_slots_have_no_name():

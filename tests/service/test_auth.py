@@ -5,6 +5,7 @@ from pollux.service.auth import is_loopback
 from pollux.service.options import ServiceOptions
 from pollux.service.rest import create_app
 from pollux.service.routes import ROUTES
+from pollux.wire.credentials import ReplicaIdentity, credential, key_of
 
 from .fake_service import TOKEN, FakeService
 from .rest_client import BEARER, ask
@@ -37,6 +38,40 @@ def test_a_wrong_token_is_refused_and_not_repeated(value):
     answer = ask(FakeService(), "GET", "/v1/cluster", headers={"Authorization": value.encode("latin-1")})
     assert answer.status_code == 401
     assert TOKEN not in answer.text
+
+
+MINE = ReplicaIdentity("j-1", "1-0")
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_the_credential_of_a_replica_is_good_for_no_route(route):
+    path = route.path.replace("{", "").replace("}", "")
+    bearer = f"Bearer {credential(TOKEN, MINE)}"
+    answer = ask(FakeService(), route.method, path, headers={"Authorization": bearer})
+    assert answer.status_code == 403
+    assert "replica 1-0 of job j-1" in answer.json()["detail"]
+    assert key_of(TOKEN, MINE) not in answer.text
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        credential("another token", MINE),
+        credential(TOKEN, MINE).replace("j-1", "j-2"),
+        f"pollux-replica:j-1/1-0:{TOKEN}",
+        "pollux-replica:é",
+        key_of(TOKEN, MINE),
+    ],
+)
+def test_a_forged_credential_is_a_wrong_token(forged):
+    headers = {"Authorization": f"Bearer {forged}".encode("latin-1")}
+    assert ask(FakeService(), "GET", "/v1/cluster", headers=headers).status_code == 401
+    assert ask(FakeService(), "GET", HEALTH, headers=headers).status_code == 200
+
+
+def test_a_token_that_looks_like_a_credential_is_refused_at_the_start():
+    with pytest.raises(InvalidSpec, match="credential of a job"):
+        create_app(FakeService(), credential(TOKEN, MINE))
 
 
 def test_two_tokens_are_none():

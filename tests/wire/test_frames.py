@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, StaleGeneration, Temporary
+from pollux.wire.credentials import ReplicaIdentity, credential, key_of
 from pollux.wire.frames import MAX_BACKLOG_BYTES, Channel, Peer, accept, ask, dial, granted, parse_address
 from pollux.wire.messages import MAX_MESSAGE_BYTES, pack
 from pollux.wire.nodes import DescribeNode, Done, Forget, Kill, ListRuns, NodeDescription, Refused, StoreAt
@@ -102,6 +104,96 @@ def test_two_daemons_talk():
 
     with serving(describe) as server:
         assert asyncio.run(both()) == [DESCRIPTION] * 5
+
+
+MINE, OTHER = ReplicaIdentity("j", "1-0"), ReplicaIdentity("j", "1-1")
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_a_replica_is_known_by_its_credential(unix):
+    async def as_daemons_do():
+        peer = await dial(server.address, credential(TOKEN, OTHER), PATIENT_S)
+        assert await peer.ask(DescribeNode()) == DESCRIPTION
+        peer.close()
+
+    with serving(describe, unix=unix) as server:
+        for secret in (credential(TOKEN, MINE), TOKEN):
+            assert ask(server.address, secret, DescribeNode(), PATIENT_S) == DESCRIPTION
+        asyncio.run(as_daemons_do())
+        assert [peer.identity for peer in server.peers] == [MINE, None, OTHER]
+        assert server.peers[0].pid == (os.getpid() if unix else None)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        credential(TOKEN, MINE).replace("1-0", "1-1"),
+        credential(TOKEN, MINE).replace("j/", "k/"),
+        credential("another token", MINE),
+        f"pollux-replica:j/1-0:{TOKEN}",
+        key_of(TOKEN, MINE),
+    ],
+)
+def test_a_credential_is_good_for_no_other_name_and_a_guess_for_none(claim):
+    with serving(describe) as server:
+        with pytest.raises(Permanent, match=r"refuses the (credential|token)"):
+            Channel.connect(server.address, claim, PATIENT_S)
+        assert server.peers == []
+        assert claim.rpartition(":")[2] not in str(server.refusals)
+
+
+def test_what_was_overheard_is_of_no_use_on_another_connection():
+    with serving(describe) as server:
+        target = ("127.0.0.1", int(server.address.rpartition(":")[2]))
+        relay = socket.create_server(("127.0.0.1", 0))
+        overheard = []
+
+        def eavesdrop():
+            with relay.accept()[0] as here, socket.create_connection(target) as there:
+                here.sendall(there.recv(4096))
+                overheard.append(here.recv(4096))
+                there.sendall(overheard[0])
+                here.sendall(there.recv(4096))
+
+        thread = threading.Thread(target=eavesdrop)
+        thread.start()
+        Channel.connect(address_of(relay), credential(TOKEN, MINE), PATIENT_S).close()
+        thread.join()
+        relay.close()
+        assert str(MINE).encode() in overheard[0]
+        assert key_of(TOKEN, MINE).encode() not in overheard[0]
+        with socket.create_connection(target) as again:
+            again.recv(4096)
+            again.sendall(overheard[0])
+            assert again.recv(4096) == bytes(4)  # wrong key
+
+
+@pytest.mark.parametrize("name", [b"j", b"/1-0", b"j/", b"\xff/1-0", b"j/1/0", b"j\0/1-0", b"x" * 600])
+def test_names_that_no_replica_has_are_refused(name):
+    with serving(describe) as server:
+        with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as sock:
+            sock.recv(4096)
+            body = bytes(64) + name
+            sock.sendall(len(body).to_bytes(4, "big") + body)
+            assert sock.recv(4096) in (bytes(4), b"")
+        assert server.peers == []
+
+
+def test_a_daemon_that_does_not_know_the_key_of_a_replica_is_found_out():
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def impostor():
+        with listening.accept()[0] as sock:
+            sock.sendall((32).to_bytes(4, "big") + bytes(32))
+            sock.recv(4096)
+            sock.sendall((32).to_bytes(4, "big") + bytes(32))
+
+    thread = threading.Thread(target=impostor)
+    thread.start()
+    with pytest.raises(Permanent, match="no daemon of ours"):
+        Channel.connect(address_of(listening), credential(TOKEN, MINE), PATIENT_S)
+    thread.join()
+    listening.close()
 
 
 def test_a_wrong_token_is_refused_on_both_sides():

@@ -4,8 +4,10 @@ RANK, WORLD_SIZE, LOCAL_RANK             set by torchrun; absent: one process
 LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE       set by torchrun: replicas on this node, number of nodes
 POLLUX_JOB, POLLUX_GENERATION            who the reports are about
 POLLUX_CHECKPOINT_DIR                    where checkpoints go if the script does not say
-POLLUX_REPORT_URL, POLLUX_TOKEN_FILE     where reports go, and the file that holds the token for it
+POLLUX_REPORT_URL, POLLUX_TOKEN_FILE     where reports go without a daemon, and the file that holds the token for it
 POLLUX_SOCKET, POLLUX_REPLICA            set by a node daemon: its local socket, and what it calls this replica
+POLLUX_CREDENTIAL                        by which this replica shows the daemon who it is; good for nothing else
+POLLUX_JOB_SECRET                        by which replicas of the job know each other; see transfer.py
 POLLUX_STORE                             host:port of the store where the replicas of the job find each other
 POLLUX_NEWCOMER                          1: others train already, and this one joins them when it is told to
 POLLUX_HEARTBEAT_S                       seconds from one sign of life to the next
@@ -114,6 +116,8 @@ class Environment:
     token: str | None = field(default=None, repr=False)
     socket: str | None = None
     replica: str = ""
+    credential: str = field(default="", repr=False)
+    job_secret: str = field(default="", repr=False)
     store: str | None = None
     is_newcomer: bool = False
     heartbeat_s: float = 1.0
@@ -131,7 +135,7 @@ class Environment:
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
         """From these variables, by default the process's own."""
-        given = os.environ if variables is None else variables
+        given = {**os.environ, **_taken} if variables is None else variables
         size = _whole(given, "WORLD_SIZE", 1, 1)
         rank = _whole(given, "RANK", 0, 0)
         if rank >= size:
@@ -151,6 +155,8 @@ class Environment:
             token=_read_token(Path(token_file)) if token_file else None,
             socket=given.get("POLLUX_SOCKET") or None,
             replica=given.get("POLLUX_REPLICA") or "",
+            credential=given.get("POLLUX_CREDENTIAL") or "",
+            job_secret=given.get("POLLUX_JOB_SECRET") or "",
             store=given.get("POLLUX_STORE") or None,
             is_newcomer=given.get("POLLUX_NEWCOMER") == "1",
             heartbeat_s=_seconds(given, "POLLUX_HEARTBEAT_S", 1.0),
@@ -160,6 +166,17 @@ class Environment:
             batch=BatchVariables.read(given),
             emulated=EmulatedCluster.read(given),
         )
+
+
+_taken: dict[str, str] = {}
+
+
+def take_credentials() -> None:
+    """Out of the process's environment, for `Environment.read` alone: the programs that a script starts do not inherit
+    them, and nobody finds them in what the system shows of these."""
+    for name in ("POLLUX_CREDENTIAL", "POLLUX_JOB_SECRET"):
+        if (value := os.environ.pop(name, None)) is not None:
+            _taken[name] = value
 
 
 def _whole(given: Mapping[str, str], name: str, default: int, least: int) -> int:

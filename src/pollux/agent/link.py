@@ -51,10 +51,10 @@ class Link:
     with the process.
     """
 
-    def __init__(self, address: str, token: str, job: JobId, replica: str, heartbeat_s: float) -> None:
-        """`address`: unix:/path or host:port."""
+    def __init__(self, address: str, credential: str, job: JobId, replica: str, heartbeat_s: float) -> None:
+        """`address`: unix:/path or host:port. `credential`: of this replica."""
         self._address = address
-        self._token = token
+        self._credential = credential
         self._job = job
         self._replica = replica
         self._heartbeat_s = heartbeat_s
@@ -169,7 +169,7 @@ class Link:
         while True:
             began_s = time.monotonic()
             try:
-                with Channel.connect(self._address, self._token, CONNECT_TIMEOUT_S) as channel:
+                with Channel.connect(self._address, self._credential, CONNECT_TIMEOUT_S) as channel:
                     if has_complained:
                         log.info("The daemon at %s is back.", self._address)
                     has_complained = False

@@ -124,7 +124,7 @@ class Membership:
         self.replicas.is_member = not environment.is_newcomer
         self._link = Link(
             environment.socket or "",
-            environment.token or "",
+            environment.credential,
             JobId(environment.job),
             environment.replica,
             environment.heartbeat_s,
@@ -342,7 +342,7 @@ class Membership:
 
     @property
     def _secret(self) -> str:
-        return self._environment.token or ""
+        return self._environment.job_secret
 
     def _try_join(self, join: Join, holder: Holder) -> Change | None:
         """None: it came to nothing, since members were lost or others named."""

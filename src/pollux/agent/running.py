@@ -12,6 +12,8 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
+from pollux.agent.environment import take_credentials
+
 
 def main(script: str) -> None:
     """Run the script as `__main__`, where environment, directory, `sys.argv` and `sys.path` are set. Call it once.
@@ -19,6 +21,7 @@ def main(script: str) -> None:
     Exceptions are left to the interpreter, which prints them and turns them into an exit code when the caller lets
     them through; the traceback begins with the script.
     """
+    take_credentials()
     _set_threads(os.environ.get("OMP_NUM_THREADS", ""))
     _seed_numpy()
     try:

@@ -52,7 +52,7 @@ Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 class Giver:
     """Hands the state of this replica to others that know `address`, `key` and the secret, until closed.
 
-    `key` may be shown: the job's store, where it lies, is open to whoever reaches it. `secret` is the job's token.
+    `key` may be shown: the job's store, where it lies, is open to whoever reaches it. `secret` is the job's.
     `host`: of this machine, as other nodes reach it. `make_small` and `make_full` are called when the first taker asks
     for what they make, at most once each, in a thread of the giver. What they return is sent from where it is, without
     a copy on a CPU: the training thread must leave it alone until the takers have it.

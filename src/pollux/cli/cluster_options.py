@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pollux
+from pollux.cli import output
 from pollux.cli.compressed import compressed, slots_of
 from pollux.cli.emulated import DEFAULT_TYPE
 from pollux.core import FrozenMap
@@ -61,6 +66,38 @@ def with_emulation(
     )
 
 
+def with_jobs(before: ClusterConfig, job_env: Sequence[str] | None, job_user: str | None) -> ClusterConfig:
+    """The same for what jobs find, and whom they run as. An empty text takes back what was told before."""
+    from pollux.node.accounts import account_of
+    from pollux.node.inherited import check_names
+
+    named = before.job_env if job_env is None else check_names("--job-env", filter(None, job_env))
+    user = before.job_user if job_user is None else job_user or None
+    if user is not None:
+        account_of(user)  # says what is wrong with it
+    return replace(before, job_env=named, job_user=user)
+
+
+def check_jobs(folder: ClusterFolder, config: ClusterConfig) -> None:
+    """That jobs get to what they need; a note on what they will miss."""
+    from pollux.node.accounts import account_of, unreachable
+
+    if missing := [name for name in config.job_env if name not in os.environ]:
+        output.note(f"Not set here, so that jobs do not find it: {', '.join(missing)}.")
+    if config.job_user is None:
+        return
+    account = account_of(config.job_user)
+    if (barred := unreachable(folder.path.parent, account)) is not None:
+        fix = "Give a --dir that it gets to, such as /var/lib/pollux"
+        raise InvalidInput("--job-user", config.job_user, f"cannot get to {folder.path} past {barred}", fix)
+    for path in (Path(sys.executable), Path(pollux.__file__).parent):
+        if unreachable(path.resolve().parent, account) is not None:
+            output.note(
+                f"User {config.job_user} cannot read {path.resolve()}: scripts that import more than is loaded already "
+                "fail. Install Python and Pollux where that user gets to."
+            )
+
+
 def _settings(assignments: Sequence[str]) -> dict[str, object]:
     from pollux.simulator.settings import parse
 
@@ -87,6 +124,8 @@ def options_of(folder: ClusterFolder, config: ClusterConfig) -> ServiceOptions:
             config.policy,
             config.policy_options,
             config.interval_s,
+            job_env=config.job_env,
+            job_user=config.job_user or "",
         )
     except InvalidInput as wrong:
         if wrong.field not in FLAGS:

@@ -42,6 +42,17 @@ def node(
             "who is on this machine can read it.",
         ),
     ] = None,
+    job_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A variable of its own environment that jobs find, too; may be repeated."),
+    ] = None,
+    inherit_env: Annotated[
+        bool, typer.Option("--inherit-env", help="Jobs find all of its environment, as under pollux launch.")
+    ] = False,
+    job_user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run jobs as this user; for root only.", show_default="as itself"),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -77,6 +88,7 @@ def node(
     """
     from pollux.node.daemon import DaemonOptions, serve
     from pollux.node.folder import StateFolder
+    from pollux.node.inherited import check_names
     from pollux.node.launched import pollux_home
     from pollux.node.rules import RunOptions
 
@@ -89,6 +101,9 @@ def node(
     if gpu_type is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", gpu_type):
         fix = "Use letters, digits, '-', '_' and '.'"
         raise InvalidInput("--gpu-type", gpu_type, "cannot be the name of a type of GPUs", fix)
+    if inherit_env and job_user:
+        fix = "Leave it out, and name what jobs are to find by --job-env"
+        raise InvalidInput("--inherit-env", True, f"would show the environment of root to {job_user}", fix)
     replica_env = variables(env or ())
     state = StateFolder(folder or pollux_home() / "node", token_file)
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")
@@ -100,6 +115,9 @@ def node(
         keep_logs_s=keep_logs * 86400.0,
         gpu_type=gpu_type or "",
         replica_env=replica_env,
+        job_env=check_names("--job-env", job_env or ()),
+        inherits_env=inherit_env,
+        job_user=job_user or "",
         run=run,
     )
     raise typer.Exit(serve(state.path, NodeId(here), host, port, slots, options, token_file))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pollux.cli import emulated, output, words
-from pollux.cli.cluster_options import merged, options_of, summary, with_emulation
+from pollux.cli.cluster_options import check_jobs, merged, options_of, summary, with_emulation, with_jobs
 from pollux.cli.compressed import haste_of, slots_of
 from pollux.cli.emulated import DEFAULT_TYPE
 from pollux.cli.finding import DirOption
@@ -112,6 +112,22 @@ def up(
             rich_help_panel=EMULATED_PANEL,
         ),
     ] = None,
+    job_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A variable of this shell that jobs find in their environment, too; may be repeated, '' for none.",
+            show_default="as before, or none",
+        ),
+    ] = None,
+    job_user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run jobs as this user, who can read no file of the cluster; for root only, '' for none.",
+            show_default="as before, or as you",
+        ),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Do not go to the background, as service managers like it.")
     ] = False,
@@ -136,9 +152,11 @@ def up(
     before = folder.config() or ClusterConfig()
     config = merged(before, nodes, slots, policy, settings, interval, host, port)
     config = with_emulation(config, emulate, compress, gpu_type, realloc_delay)
+    config = with_jobs(config, job_env, job_user)
     options = options_of(folder, config)
     _check_left(folder, before, config)
     _check_devices(config)
+    check_jobs(folder, config)
     check_port(config.host, config.port)
     if not config.host.startswith(LOOPBACK):
         output.note(
@@ -187,6 +205,12 @@ def _check_left(folder: ClusterFolder, before: ClusterConfig, config: ClusterCon
         # How many slots share the machine decides how many emulated steps one real step stands for.
         return told.acts_as, told.compress, told.realloc_delay_s, told.nodes * slots_of(told)
 
+    if before.job_user != config.job_user and left_in(folder):
+        where, users = option(folder), [told.job_user or "the user who started it" for told in (before, config)]
+        raise Permanent(
+            f"Daemons and jobs go on in {folder.path}, where jobs run as {users[0]}, and {users[1]} is asked for. Save "
+            f"and end them first with pollux down{where}; or run pollux up{where} without another --job-user."
+        )
     if pace(before) != pace(config) and left_in(folder):
         where = option(folder)
         is_now = f"{summary(before)}, and what is asked for is {summary(config)}"

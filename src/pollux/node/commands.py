@@ -23,7 +23,7 @@ def run_command(program: Program, log: str, claim: str) -> None:
     """
     if claim:
         make_claim(claim)
-    detach(log)
+    detach(log, user=program.user)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # python ignores them, and what is ignored stays so
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -15,19 +15,21 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from pollux import __version__
 from pollux.core import FrozenMap, JobId, NodeId
 from pollux.errors import PolluxError
+from pollux.node.accounts import account_of
 from pollux.node.devices import gpu_type, visible_devices
 from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import NodeFile, StateFolder
 from pollux.node.home import Home
 from pollux.node.hosting import Hosting
+from pollux.node.inherited import inherited, whole
 from pollux.node.keeper_client import KeeperClient
 from pollux.node.logs import remove_old
+from pollux.node.private_log import PrivateLog
 from pollux.node.processes import send_signal
 from pollux.node.run import RunOptions
 from pollux.node.serving import Server, Watchers
@@ -64,6 +66,12 @@ class DaemonOptions:
     """What its slots are called instead of what they are; empty: what the driver says."""
     replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap)
     """Variables that every replica here finds in its environment."""
+    job_env: tuple[str, ...] = ()
+    """Names of variables that jobs find as they are in the daemon's environment, beside those that all do."""
+    inherits_env: bool = False
+    """Jobs find all of the daemon's environment: somebody's own script runs in it, and nobody else's."""
+    job_user: str = ""
+    """Whom jobs run as; empty: as the daemon does."""
     preload: tuple[str, ...] | None = None
     """What the keeper imports for replicas; None: torch and Pollux."""
     run: RunOptions = field(default_factory=RunOptions)
@@ -90,7 +98,11 @@ class Daemon:
         self._port = port
         self._slots = count_slots() if slots is None else slots
         self._options = options or DaemonOptions()
-        self._keeper = keeper or KeeperClient()
+        self._account = account_of(self._options.job_user) if self._options.job_user else None
+        named = self._options.job_env
+        passed_on = whole(os.environ) if self._options.inherits_env else inherited(os.environ, named, self._account)
+        self._inherited = FrozenMap(passed_on)
+        self._keeper = keeper or KeeperClient(passed_on, self._options.job_user)
         self._stopping = asyncio.Event()
         self._ends_all = self._options.is_ephemeral
         self.address = ""
@@ -105,6 +117,7 @@ class Daemon:
         """Until `stop`. `Permanent` if another daemon uses the folder, `OSError` if the port is taken."""
         self.folder.lock()
         try:
+            self.folder.admit(self._account)
             await self._run()
         finally:
             self.folder.close()
@@ -141,6 +154,7 @@ class Daemon:
             devices=devices,
             gpu_type=options.gpu_type,
             extra=options.replica_env,
+            inherited=self._inherited,
             host=self._host,
             reached_at=reached_at,
             heartbeat_s=options.heartbeat_s,
@@ -150,7 +164,15 @@ class Daemon:
         home = Home(self.folder, self.node, hosting, watchers.publish, fingerprint, options.run)
         kind = options.gpu_type or gpu_type(devices)
         description = NodeDescription(
-            self.node, os.getpid(), __version__, self._slots, kind, devices[: self._slots], options.replica_env
+            self.node,
+            os.getpid(),
+            __version__,
+            self._slots,
+            kind,
+            devices[: self._slots],
+            options.replica_env,
+            options.job_env,
+            options.job_user,
         )
         server = Server(self.folder, description, hosting, home, watchers)
         keeper.on_exit, keeper.on_lost = hosting.ended, keeper_lost
@@ -266,7 +288,7 @@ def serve(
     daemon = Daemon(folder, node, host, port, slots, options, token_file=token_file)
     handlers: list[logging.Handler] = [
         logging.StreamHandler(),
-        RotatingFileHandler(daemon.folder.log, maxBytes=MAX_LOG_BYTES, backupCount=3, encoding="utf-8"),
+        PrivateLog(daemon.folder.log, maxBytes=MAX_LOG_BYTES, backupCount=3, encoding="utf-8"),
     ]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers)
     try:

@@ -13,6 +13,9 @@ jobs/JOB/replicas.json   its replicas on this node
 jobs/JOB/experience.json what other jobs of its kind have measured, if its first replica is here, or was
 jobs/JOB/logs/REPLICA.log
 jobs/JOB/logs/REPLICA.start1 …  which process has it, made by that process (`node.claims`)
+
+All of it is for its owner alone. Where jobs run as another user, that one may pass through the folders on its way to
+the socket and to experience.json, which it may use, and read nothing else: see `admit`.
 """
 
 from __future__ import annotations
@@ -30,9 +33,14 @@ from pathlib import Path
 from pollux.core import JobId, NodeId
 from pollux.errors import InvalidSpec, Permanent
 from pollux.node import exits
+from pollux.node.accounts import Account
 from pollux.node.locks import hold, holder
 from pollux.node.processes import began_at
+from pollux.wire.credentials import PREFIX
 from pollux.wire.frames import parse_address
+
+PRIVATE, PASSABLE = 0o700, 0o711
+"""Folders: for the owner alone; or others may pass through to what they know the name of, and may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +124,42 @@ class StateFolder(NodeFiles):
         """Makes the folder and the token if need be. `token_file`: use that one, such as for several nodes."""
         super().__init__(path)
         self.token_file = (token_file or self.token_copy).absolute()
+        self.job_uid: int | None = None
+        """Of the user that jobs run as; None: ours."""
         self._lock: int | None = None
         parse_address(self.address)
         parse_address(f"unix:{self.path / 'keeper.sock'}")  # it is longer
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(0o700)
+            keep_private(self.path)
             self.token = _token(self.token_file, may_make=token_file is None)
         except OSError as error:
             fix = "Give one that you own and may write to, or set POLLUX_HOME"
             problem = f"cannot be used as a folder ({error.strerror})"
             raise InvalidSpec("--dir", str(self.path), problem, fix) from None
+
+    def admit(self, account: Account | None) -> None:
+        """Let the jobs of this user in, as far as they have to; None: nobody. For the daemon, before it starts any."""
+        self.job_uid = None if account is None else account.uid
+        mode = PRIVATE if account is None else PASSABLE
+        (self.path / "jobs").mkdir(mode=mode, exist_ok=True)
+        for folder in (self.path, self.path / "jobs", *map(self.job, self.jobs())):
+            folder.chmod(mode)
+        for logs in self.path.glob("jobs/*/logs"):
+            logs.chmod(PRIVATE)
+
+    def make_job(self, job: JobId) -> None:
+        """Its folder, and the one of its logs, which are opened for it. `OSError` if that cannot be done."""
+        folder = self.job(job)
+        (folder / "logs").mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        (folder / "logs").chmod(PRIVATE)
+        folder.chmod(PRIVATE if self.job_uid is None else PASSABLE)
+
+    def guard_socket(self) -> None:
+        """The local socket is for its owner and for jobs: who gets there still has to show who it is."""
+        self.socket.chmod(0o600)
+        if self.job_uid is not None:
+            os.chown(self.socket, self.job_uid, -1)
 
     def lock(self) -> None:
         """Be the only daemon here. Children do not inherit it: they may outlive us."""
@@ -205,16 +238,25 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write(path: Path, text: str, *, is_durable: bool = False) -> None:
+def keep_private(path: Path) -> None:
+    """Nobody but its owner lists or changes this folder; one that jobs may pass through stays so."""
+    if path.stat().st_mode & 0o777 != PASSABLE:
+        path.chmod(PRIVATE)
+
+
+def write(path: Path, text: str, *, is_durable: bool = False, owner: int | None = None) -> None:
     """Replace the file: a reader, or a daemon after a crash, sees the old text or the new one.
 
-    `is_durable`: that holds even if the machine goes down. Costs about a millisecond.
+    `is_durable`: that holds even if the machine goes down. Costs about a millisecond. `owner`: who alone may read it,
+    if somebody else than we.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # environments of jobs may be in it
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if owner is not None:
+                os.fchown(handle, owner, -1)
             file.write(text)
             if is_durable:
                 file.flush()
@@ -270,6 +312,8 @@ def _token(path: Path, *, may_make: bool) -> str:
         raise InvalidSpec("token file", str(path), f"cannot be read ({error})", fix) from None
     if len(token) < 16:
         raise InvalidSpec("token file", str(path), "holds no token of 16 characters or more", fix)
+    if token.startswith(PREFIX):
+        raise InvalidSpec("token file", str(path), "holds the credential of a job, which is no token", fix)
     return token
 
 

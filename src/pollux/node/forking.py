@@ -12,11 +12,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pollux.node.accounts import account_of, become
 from pollux.node.exit_codes import HOPELESS
 
 _LAST_DESCRIPTOR = 2**31 - 1
@@ -30,6 +31,8 @@ class Program:
     arguments: Sequence[str]
     directory: str
     environment: Mapping[str, str]
+    user: str = ""
+    """Whom it runs as; empty: as the keeper does."""
 
 
 class Forked(BaseException):
@@ -115,10 +118,20 @@ def entry(name: str) -> Callable[..., Any]:
     return found
 
 
-def detach(output: str | None = None, *, keep: int | None = None) -> None:
+def open_log(path: str, user: str = "") -> int:
+    """The file that the outputs of a replica are appended to. Its user owns it, and may not pass the folder it is in:
+    so it can be opened anew as /dev/stdout, and not be found."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if user:
+        os.fchown(log, account_of(user).uid, -1)
+    return log
+
+
+def detach(output: str | int | None = None, *, keep: Iterable[int] = (), user: str = "") -> None:
     """Be a process of its own: new session, plain signals, no descriptors but 0, 1, 2 and `keep`.
 
-    Standard input is empty. `output`: the file to which both outputs are appended; they stay where they are without.
+    Standard input is empty. `output`: the file to which both outputs are appended, or its descriptor; they stay where
+    they are without. `user`: become that one.
     """
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -126,16 +139,17 @@ def detach(output: str | None = None, *, keep: int | None = None) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     forget_log()
-    if keep is None:
-        os.closerange(3, _LAST_DESCRIPTOR)
-    else:
-        os.closerange(3, keep)
-        os.closerange(keep + 1, _LAST_DESCRIPTOR)
-    _put(os.open(os.devnull, os.O_RDONLY), 0)
     if output is not None:
-        log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        log = open_log(output, user) if isinstance(output, str) else output
         os.dup2(log, 1)
-        _put(log, 2)
+        os.dup2(log, 2)
+    first = 3
+    for kept in (*sorted(keep), _LAST_DESCRIPTOR):
+        os.closerange(first, kept)
+        first = kept + 1
+    _put(os.open(os.devnull, os.O_RDONLY), 0)
+    if user:
+        become(account_of(user))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pollux.node.devices import devices_of, gpu_type
 from pollux.node.exit_codes import LEFT_AS_ASKED
 from pollux.node.folder import last_lines
 from pollux.node.processes import send_signal, start_ticks
+from pollux.wire.credentials import ReplicaIdentity, credential, job_secret
 from pollux.wire.frames import Peer
 from pollux.wire.nodes import Launch, ReplicaHere, Seat
 from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
@@ -169,7 +169,8 @@ class Told:
     """What all replicas on a node are told alike."""
 
     socket: str
-    token_file: str
+    token: str = field(repr=False)
+    """Of the cluster: what replicas are given is made from it."""
     heartbeat_s: float = 1.0
     devices: tuple[str, ...] = ()
     """GPUs of this node, by slot."""
@@ -177,11 +178,13 @@ class Told:
     """What its slots are called instead of what they are; empty: what the driver says."""
     extra: FrozenMap[str, str] = field(default_factory=FrozenMap)
     """Variables that the daemon was told to hand on. A launch may have its own, but not of those of Pollux."""
+    inherited: FrozenMap[str, str] = field(default_factory=FrozenMap, repr=False)
+    """What all jobs find of the daemon's environment."""
 
     def variables(
         self, launch: Launch, seat: Seat, generation: int, slot: int, num_here: int, store: str
     ) -> dict[str, str]:
-        """What a replica finds in its environment, in addition to the launch's variables and the daemon's."""
+        """What a replica finds in its environment, in addition to the launch's variables and those it inherits."""
         told = {
             "RANK": str(seat.rank),
             "WORLD_SIZE": str(seat.size),
@@ -192,7 +195,8 @@ class Told:
             "POLLUX_GENERATION": str(generation),
             "POLLUX_REPLICA": seat.replica,
             "POLLUX_SOCKET": self.socket,
-            "POLLUX_TOKEN_FILE": self.token_file,
+            "POLLUX_CREDENTIAL": credential(self.token, ReplicaIdentity(launch.job, seat.replica)),
+            "POLLUX_JOB_SECRET": job_secret(self.token, launch.job),
             "POLLUX_STORE": store,
             "POLLUX_HEARTBEAT_S": f"{self.heartbeat_s:g}",
             "PYTHONUNBUFFERED": "1",
@@ -203,7 +207,7 @@ class Told:
             told["POLLUX_NEWCOMER"] = "1"
         if launch.checkpoint_dir:
             told["POLLUX_CHECKPOINT_DIR"] = launch.checkpoint_dir
-        if "OMP_NUM_THREADS" not in {**os.environ, **launch.environment, **self.extra}:
+        if "OMP_NUM_THREADS" not in {**self.inherited, **launch.environment, **self.extra}:
             told["OMP_NUM_THREADS"] = "1"  # else each replica takes all cores of the node
         return {**self._extra_beside(launch), **told}
 
@@ -216,7 +220,7 @@ class Told:
             told["POLLUX_CHECKPOINT_DIR"] = launch.checkpoint_dir
         if self.devices:
             told["CUDA_VISIBLE_DEVICES"] = devices_of(slots, self.devices)
-        elif "OMP_NUM_THREADS" not in {**os.environ, **launch.environment, **self.extra}:
+        elif "OMP_NUM_THREADS" not in {**self.inherited, **launch.environment, **self.extra}:
             told["OMP_NUM_THREADS"] = str(len(slots))
         return {**self._extra_beside(launch), **told}
 

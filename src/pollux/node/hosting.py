@@ -66,14 +66,15 @@ class Hosting:
         devices: tuple[str, ...] = (),
         gpu_type: str = "",
         extra: FrozenMap[str, str] | None = None,
+        inherited: FrozenMap[str, str] | None = None,
         host: str,
         reached_at: str,
         heartbeat_s: float = 1.0,
         hang_after_s: float = 15.0,
         keeper_timeout_s: float = 300.0,
     ) -> None:
-        """`gpu_type`, `extra`: see `Told`. `keeper_timeout_s`: how long to wait for another keeper when the one before
-        is gone."""
+        """`gpu_type`, `extra`, `inherited`: see `Told`. `keeper_timeout_s`: how long to wait for another keeper when
+        the one before is gone."""
         self._folder = folder
         self._node = node
         self._keeper = keeper
@@ -84,7 +85,8 @@ class Hosting:
         self._reached_at = reached_at
         self._hang_after_s = hang_after_s
         self._keeper_timeout_s = keeper_timeout_s
-        self._told = Told(folder.address, str(folder.token_file), heartbeat_s, devices, gpu_type, extra or FrozenMap())
+        more = extra or FrozenMap(), inherited or FrozenMap()
+        self._told = Told(folder.address, folder.token, heartbeat_s, devices, gpu_type, *more)
         self._roster = Roster(folder)
         self.links = Links(self._roster, self._heard, on_report)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -336,7 +338,7 @@ class Hosting:
         path = self._folder.experience_file(job)
         try:
             if told:
-                write(path, told)
+                write(path, told, owner=self._folder.job_uid)
             elif told is not None:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -345,7 +347,7 @@ class Hosting:
     async def _start(self, hosted: Hosted, launch: Launch, variables: dict[str, str]) -> None:
         await self._forgotten(hosted.job)
         try:
-            hosted.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.make_job(hosted.job)
             pid = await self._when_kept(
                 lambda: self._spawn(hosted, launch, variables), is_unwanted=lambda: bool(hosted.pending_signal)
             )
@@ -371,12 +373,16 @@ class Hosting:
 
     async def _spawn(self, hosted: Hosted, launch: Launch, variables: dict[str, str]) -> int:
         """Its pid. Lost with the keeper before anybody knew, it is found, or was not started and never will be."""
-        claim, num_lost = new_claim(hosted.log), self._num_lost_keepers
+        # A replica of another user cannot make its mark among our files. If it is lost, it reports, and is ended.
+        is_marked = hosted.is_plain or self._folder.job_uid is None
+        claim, num_lost = new_claim(hosted.log) if is_marked else None, self._num_lost_keepers
         try:
             pid = await self._keeper.spawn(hosted.tag, launch, variables, hosted.log, claim)
             hosted.is_orphan = num_lost != self._num_lost_keepers  # the keeper had just the time to answer
             return pid
         except LostKeeper as error:
+            if claim is None:
+                raise
             if (process := settle_claim(claim)) is None:
                 raise NoKeeper(error.args[0], error.retry_after_s) from error
         log.warning("%s began as its keeper was lost, with pid %d.", hosted.tag, process[0])

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,7 +161,7 @@ class Keeper:
                 }:
                     self._spawn(Start(tag, Program(**program), file, claim, is_command=True), "", answer)
                 case {"do": "host_store", "job": str(job), "host": str(host)}:
-                    self._host_store(job, host, answer)
+                    self._host_store(job, host, str(message.get("user", "")), answer)
                 case {"do": "children"}:
                     known = [[one.tag, one.pid, one.exit_code] for one in self._replicas.values()]
                     answer({"children": [*known, *([tag, 0, None] for tag in self._answers)]})
@@ -187,7 +187,7 @@ class Keeper:
 
     def _program(self, **fields: object) -> Program:
         program = Program(**fields)  # type: ignore[arg-type]  # a wrong name is refused, a wrong type harms the replica
-        return Program(program.script, program.arguments, program.directory, {**self._made, **program.environment})
+        return replace(program, environment={**self._made, **program.environment})
 
     def _spawn(self, start: Start, fingerprint: str, answer: Answer) -> None:
         """A tag names one process until it is forgotten: whoever asks again is told its pid."""
@@ -247,14 +247,14 @@ class Keeper:
 
     # Stores
 
-    def _host_store(self, job: str, host: str, answer: Answer) -> None:
-        store = self._stores.get(job) or self._fork_store(job, host)
+    def _host_store(self, job: str, host: str, user: str, answer: Answer) -> None:
+        store = self._stores.get(job) or self._fork_store(job, host, user)
         if store.port is None:
             store.answers.append(answer)
         else:
             answer({"pid": store.pid, "port": store.port})
 
-    def _fork_store(self, job: str, host: str) -> Store:
+    def _fork_store(self, job: str, host: str, user: str) -> Store:
         def heard(message: Message) -> None:
             store.port = int(message["port"])
             log.info("Job %s: its store is process %d, port %d.", job, store.pid, store.port)
@@ -264,7 +264,7 @@ class Keeper:
         ours, theirs = socket.socketpair()
         lines = Lines(ours, self._selector, heard, lambda: None)
         try:
-            store = Store(fork(partial(_run_store, host, theirs), self._release))
+            store = Store(fork(partial(_run_store, host, user, theirs), self._release))
         except OSError:
             lines.close()
             theirs.close()
@@ -385,8 +385,8 @@ class Keeper:
             self._daemon.flush(1.0)
 
 
-def _run_store(host: str, report: socket.socket) -> None:
-    detach(keep=report.fileno())
+def _run_store(host: str, user: str, report: socket.socket) -> None:
+    detach(keep=(report.fileno(),), user=user)
     os.chdir("/")
     entry(STORE)(host, report.detach())
 

@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pollux.core import JobId
 from pollux.errors import Permanent, Temporary
 from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import last_lines
+from pollux.node.inherited import inherited
 from pollux.node.lines import MAX_LINE_BYTES, Message, encoded
 from pollux.node.processes import command_of
 from pollux.wire.nodes import Launch
@@ -69,7 +70,11 @@ class KeeperClient:
     told to the client that is connected when it happens; later ones find it in `children`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, user: str = "") -> None:
+        """`environment`: what every replica finds, and the keeper itself, by default what is `inherited` of ours.
+        `user`: whom replicas run as; empty: as we do."""
+        self._environment = dict(inherited(os.environ) if environment is None else environment)
+        self._as_user = {"user": user} if user else {}  # a keeper of an earlier version knows no users
         self.on_exit: Callable[[str, int, int], None] = lambda tag, pid, exit_code: None
         self.on_store_exit: Callable[[str, int], None] = lambda job, pid: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -102,7 +107,7 @@ class KeeperClient:
             async with asyncio.timeout(timeout_s):
                 while (reached := await self._reach()) is None:
                     if process is None and not _is_served(folder):
-                        process = self._unready = _start(folder, preload)
+                        process = self._unready = _start(folder, preload, self._environment)
                     elif process is not None and process.poll() is not None:
                         raise self._dead(f"The keeper ended with {process.returncode} before it was ready")
                     await asyncio.sleep(POLL_S)
@@ -135,20 +140,19 @@ class KeeperClient:
     async def spawn(
         self, tag: str, launch: Launch, environment: dict[str, str], log: Path, claim: Path | None = None
     ) -> int:
-        """Start a replica, called job/replica; its pid. Its environment: ours, then the launch's, then this.
+        """Start a replica, called job/replica; its pid. Its environment: that of all, then the launch's, then this.
         `claim`: where its process makes its mark (`node.claims`).
 
-        A plain command gets none of our own POLLUX_… variables: they are for those who may talk to the daemon.
         A tag that was started before, and is not forgotten, is not started again: its pid is told, and its end if it
         has ended.
         """
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours = {name: text for name, text in os.environ.items() if not (launch.is_plain and name.startswith("POLLUX_"))}
         program = {
             "script": launch.script,
             "arguments": list(launch.arguments),
             "directory": launch.directory,
-            "environment": {**ours, **launch.environment, **environment},
+            "environment": {**self._environment, **launch.environment, **environment},
+            **self._as_user,
         }
         what = {"tag": tag, "program": program, "log": str(log.absolute()), "claim": str(claim or "")}
         if launch.is_plain:
@@ -159,7 +163,7 @@ class KeeperClient:
 
     async def host_store(self, job: JobId, host: str = "127.0.0.1") -> tuple[int, int]:
         """Pid and port of the job's store, started if there is none. `host`: the one address that it listens on."""
-        answer = await self._ask("host_store", job=job, host=host)
+        answer = await self._ask("host_store", job=job, host=host, **self._as_user)
         return int(answer["pid"]), int(answer["port"])
 
     async def children(self) -> list[Child]:
@@ -269,7 +273,8 @@ class KeeperClient:
         return Permanent(f"{problem}. The end of {path}: {last_lines(path, 12, 1500) or 'nothing'}")
 
 
-def _start(folder: Path, preload: Iterable[str] | None) -> subprocess.Popen[bytes]:
+def _start(folder: Path, preload: Iterable[str] | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Whatever is forked from it shows its environment in /proc: it has no other than jobs may see."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", WITNESS, "--dir", str(folder.absolute())]
     if preload is not None:
@@ -285,7 +290,7 @@ def _start(folder: Path, preload: Iterable[str] | None) -> subprocess.Popen[byte
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
-            env={**os.environ, **FOR_KEEPER},
+            env={**environment, **FOR_KEEPER},
             start_new_session=True,
         )
     finally:

@@ -207,7 +207,7 @@ class LocalCluster(Launched):
         mine = devices[position * slots : (position + 1) * slots]
         shared = {"CUDA_VISIBLE_DEVICES": ",".join(mine)} if len(mine) == slots else {}
         command = [*COMMAND, "--dir", str(self.folder / node), "--node", node, "--slots", str(slots), "--ephemeral"]
-        command += ["--token-file", str(self._state.token_file), *self._options]
+        command += ["--token-file", str(self._state.token_file), "--inherit-env", *self._options]
         return DaemonProcess(self.folder / node, self._state.token_file, command, {**self._environment, **shared})
 
     def _start(self, timeout_s: float) -> None:

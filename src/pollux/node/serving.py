@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pollux.core import JobId
-from pollux.errors import InvalidDocument, PolluxError, StaleGeneration, Temporary
+from pollux.errors import InvalidDocument, Permanent, PolluxError, StaleGeneration, Temporary
 from pollux.node.folder import StateFolder
 from pollux.node.home import Home
 from pollux.node.hosting import Hosting
@@ -136,7 +136,7 @@ class Server:
         """Returns the port. 0: `wanted_port` if it is free, for others may still look for us there, or any."""
         self._folder.socket.unlink(missing_ok=True)  # left by a daemon that was killed: the folder is ours
         local = await asyncio.start_unix_server(self._connected, self._folder.socket)
-        self._folder.socket.chmod(0o600)
+        self._folder.guard_socket()
         self._listening.append(local)
         try:
             remote = await asyncio.start_server(self._connected, host, port or wanted_port)
@@ -181,6 +181,7 @@ class Server:
 
     async def _converse(self, peer: Peer) -> None:
         message: NodeRequest | ReplicaStatus = await peer.receive(NodeRequest | ReplicaStatus)
+        _check_right(peer, message)
         while True:
             match message:
                 case ReplicaStatus():
@@ -234,6 +235,23 @@ class Server:
             case Forget(job, generation):
                 self._hosting.forget(job, generation)
         return Done()
+
+
+def _check_right(peer: Peer, message: NodeRequest | ReplicaStatus) -> None:
+    """Who knows the token may ask for everything, a replica may say how it stands: itself, from its own process.
+
+    `Permanent`: not that. Its process is what a signal may go to, so that no pid is taken on trust.
+    """
+    who = peer.identity
+    if who is None:
+        return
+    if not isinstance(message, ReplicaStatus):
+        what = f"{type(message).__name__} is for those who know the token of the cluster"
+        raise Permanent(f"{who} may only report on itself with its credential: {what}.")
+    if (message.job, message.replica, message.pid) != (who.job, who.replica, peer.pid):
+        said = f"{message.job}/{message.replica} with pid {message.pid}"
+        came = "another machine's port" if peer.pid is None else f"process {peer.pid}"
+        raise Permanent(f"{who} speaks for {said} from {came}: a credential is good for its own replica, on its node.")
 
 
 def _problem(error: PolluxError) -> object:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from selectors import BaseSelector
 
-from pollux.node.forking import Program, fork
+from pollux.node.forking import Program, fork, open_log
 from pollux.node.lines import Lines, Message
 from pollux.node.templates import Wanted, leading_imports, run_template
 
@@ -45,6 +45,8 @@ class Template:
     key: tuple[str, ...]
     give_up_at_s: float
     pid: int = 0
+    logs: int = -1
+    """A socket over which it is given the logs of replicas, open."""
     lines: Lines | None = None
     is_useless: bool = False
     reads: dict[str, str | None] | None = None
@@ -89,7 +91,7 @@ class Templates:
 
         `OSError` if the machine has no room for another process.
         """
-        key = (fingerprint, start.program.script, start.program.directory)
+        key = (fingerprint, start.program.script, start.program.directory, start.program.user)
         template = self._of_job.get(start.job)
         if template is not None and template.key != key:
             self.drop(start.job)
@@ -141,15 +143,22 @@ class Templates:
     def _load(self, key: tuple[str, ...], start: Start, imports: list[Wanted]) -> Template:
         template = Template(key, time.monotonic() + LOAD_TIMEOUT_S)
         ours, theirs = socket.socketpair()
+        logs_here, logs_there = socket.socketpair()
+        logs_here.setblocking(False)
+        template.logs = logs_here.detach()  # a number: in a forked process no object is to close what is another's then
         heard, ended = partial(self._heard, template), partial(self._lost, start.job, template)
         template.lines = Lines(ours, self._selector, heard, ended)
         try:
-            template.pid = fork(partial(run_template, start.program, start.log, imports, theirs), self._release)
+            role = partial(run_template, start.program, start.log, imports, theirs, logs_there)
+            template.pid = fork(role, self._release)
         except OSError:
             template.lines.close()
             theirs.close()
+            logs_there.close()
+            os.close(template.logs)
             raise
         theirs.close()  # not in a `finally`, which the child would come by
+        logs_there.close()
         self._of_job[start.job] = template
         self._open.add(template)
         return template
@@ -172,6 +181,7 @@ class Templates:
     def _lost(self, job: str, template: Template) -> None:
         """All who might still tell a pid have let go of the connection: what waits now has no process."""
         self._open.discard(template)
+        os.close(template.logs)
         if not template.is_loading and not template.is_useless and self._of_job.get(job) is template:
             log.warning("The template of %s ended; the next replica loads another one.", template.key[1])
             del self._of_job[job]
@@ -186,6 +196,21 @@ class Templates:
             log.info("%s is forked without its imports, which depend on %s.", start.tag, ", ".join(sorted(others)))
             del template.waiting[start.tag]
             self._fork_here(start)
-        else:
-            request = {"tag": start.tag, "log": start.log, "claim": start.claim, "program": asdict(start.program)}
-            template.lines.send(request)
+            return
+        try:
+            _give_log(template.logs, start)
+        except OSError as error:
+            log.warning("%s is forked without its imports: its log was not handed over (%s).", start.tag, error)
+            del template.waiting[start.tag]
+            self._fork_here(start)
+            return
+        template.lines.send({"tag": start.tag, "claim": start.claim, "program": asdict(start.program)})
+
+
+def _give_log(logs: int, start: Start) -> None:
+    descriptor = open_log(start.log, start.program.user)
+    try:
+        with socket.socket(fileno=os.dup(logs)) as way:
+            socket.send_fds(way, [b"l"], [descriptor])
+    finally:
+        os.close(descriptor)

@@ -57,22 +57,25 @@ def leading_imports(script: str) -> list[Wanted]:
     return list(_wanted(body))
 
 
-def run_replica(program: Program, log: str, claim: str) -> None:
-    """The role of a replica, from the fork to the end of its script."""
+def run_replica(program: Program, log: str | int, claim: str) -> None:
+    """The role of a replica, from the fork to the end of its script. `log`: its file, or a descriptor of it."""
     if claim:
         make_claim(claim)
-    detach(log)
+    detach(log, user=program.user)
     with noting_exit_code():
         take_place(program)
         entry(REPLICA)(program.script)
 
 
-def run_template(program: Program, log: str, imports: Iterable[Wanted], keeper: socket.socket) -> None:
+def run_template(
+    program: Program, log: str, imports: Iterable[Wanted], keeper: socket.socket, logs: socket.socket
+) -> None:
     """The role of a template: import, tell the keeper, then fork a replica for each of its requests, until it is gone.
 
-    What imports print goes to the log of the replica that asked first.
+    What imports print goes to the log of the replica that asked first. Logs come open, one with each request over
+    `logs`: the user that a template has become may not open them.
     """
-    detach(log, keep=keeper.fileno())
+    detach(log, keep=(keeper.fileno(), logs.fileno()), user=program.user)
     keeper.setblocking(True)
     shared = {name: value for name, value in program.environment.items() if not _is_per_replica(name)}
     take_place(replace(program, environment=shared))
@@ -87,12 +90,21 @@ def run_template(program: Program, log: str, imports: Iterable[Wanted], keeper: 
     keeper.sendall(encoded({"reads": watch.reads}))
     with keeper.makefile("rb") as requests:
         for line in requests:
-            _fork_orphan(json.loads(line), watch.changes, keeper, requests)
+            _, descriptors, _, _ = socket.recv_fds(logs, 1, 1)
+            if not descriptors:  # the keeper is gone
+                break
+            _fork_orphan(json.loads(line), descriptors[0], watch.changes, keeper, logs, requests)
+            os.close(descriptors[0])
     os._exit(0)
 
 
 def _fork_orphan(
-    request: Message, changes: Mapping[str, str | None], keeper: socket.socket, requests: IO[bytes]
+    request: Message,
+    log: int,
+    changes: Mapping[str, str | None],
+    keeper: socket.socket,
+    logs: socket.socket,
+    requests: IO[bytes],
 ) -> None:
     """Fork through a process that ends at once: the replica is then the keeper's child, which sees its exit code.
 
@@ -102,12 +114,14 @@ def _fork_orphan(
     def release() -> None:
         requests.close()
         keeper.close()
+        logs.close()
 
-    tag, log = request["tag"], request["log"]
+    tag = request["tag"]
     program = Program(**request["program"])
     changed = {**program.environment, **changes}
     environment = {name: value for name, value in changed.items() if value is not None}
-    replica = partial(run_replica, replace(program, environment=environment), log, request["claim"])
+    stated = replace(program, environment=environment, user="")  # we are that user
+    replica = partial(run_replica, stated, log, request["claim"])
     problem = ""
     try:
         middle = os.fork()

@@ -1,6 +1,7 @@
 """Who may ask: the guard in front of the API.
 
-A request without the token is refused before anybody looks at its path. A service that listens on loopback answers
+A request without the token is refused before anybody looks at its path; so is one with the credential of a job, which
+is for the daemon of its node and good for nothing here. A service that listens on loopback answers
 only to names of loopback: else a page in a browser could reach it by a name of its own that resolves to 127.0.0.1.
 """
 
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pollux.errors import InvalidSpec
 from pollux.service.problems import Refused, answer_to
+from pollux.wire.credentials import PREFIX, holder
 
 LOG = logging.getLogger(__name__)
 
@@ -58,23 +60,35 @@ class Guard:
         if self._hosts is not None and _named(headers.getlist("host")) not in self._hosts:
             LOG.warning("refused a request to a foreign Host")
             return Refused(421, "This service answers on loopback only, by the names localhost, 127.0.0.1 and [::1].")
-        if scope["path"] in self._open_paths or self._knows(scope):
+        given = _bearer(scope)
+        if (replica := holder(self._token.decode("ascii"), given.decode("utf-8", "replace"))) is not None:
+            LOG.warning("refused a request with the credential of a replica", extra={"job": replica.job})
+            detail = (
+                f"This credential belongs to replica {replica.replica} of job {replica.job}. It is for its reports to "
+                "the daemon of its node, and nothing of this API is for jobs."
+            )
+            return Refused(403, detail)
+        if scope["path"] in self._open_paths or hmac.compare_digest(given, self._token):
             return None
         advice = (
             "Send the header Authorization: Bearer TOKEN. The token is in the file `token` of the cluster's folder."
         )
         return Refused(401, advice, headers={"WWW-Authenticate": 'Bearer realm="pollux"'})
 
-    def _knows(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        return hmac.compare_digest(token.strip(), self._token) and scheme.lower() == b"bearer"
+
+def _bearer(scope: Scope) -> bytes:
+    """What the request shows as its token; empty: nothing, or not in the one way that there is."""
+    given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def check_token(token: str) -> str:
     """The token, if a header can hold it; it is a secret, and the message of the error does not have it."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidSpec("token", "…", "holds characters that no header may hold", "Give printable ASCII")
+    if token.startswith(PREFIX):
+        raise InvalidSpec("token", "…", "begins as the credential of a job does", "Remove the file: another is made")
     return token
 
 

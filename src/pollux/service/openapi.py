@@ -21,6 +21,7 @@ PROBLEMS: FrozenMap[int, str] = FrozenMap(
     {
         400: "The body is not a JSON object.",
         401: "The token is missing or wrong.",
+        403: "The credential of a job: it is for its reports to the daemon of its node, and for nothing here.",
         404: "There is no such job, node or log.",
         408: "The body did not come in time. A connection whose request does not even begin to is closed.",
         409: "Not possible as it stands: it has ended, or several jobs have that name.",
@@ -34,7 +35,7 @@ PROBLEMS: FrozenMap[int, str] = FrozenMap(
     }
 )
 """What the statuses of errors mean here."""
-COMMON = (421, 422, 500)
+COMMON = (403, 421, 422, 500)
 INTRODUCTION = (
     "Errors are application/problem+json. All routes but /v1/health need the header `Authorization: Bearer TOKEN`; "
     "the token is in the file `token` of the cluster's folder. Times are seconds since 1970 by the service's clock, "

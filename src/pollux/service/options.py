@@ -54,6 +54,10 @@ class ServiceOptions:
     """Of every node."""
     replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap)
     """Variables that every replica finds in its environment."""
+    job_env: tuple[str, ...] = ()
+    """Names of variables of the service's environment that jobs find, too."""
+    job_user: str = ""
+    """Whom jobs run as; empty: as the service does."""
 
     def __post_init__(self) -> None:
         checks.whole(InvalidSpec, "nodes", self.nodes, 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -21,10 +22,13 @@ from pathlib import Path
 
 from pollux.core import FrozenMap
 from pollux.errors import InvalidSpec, Permanent
-from pollux.node.folder import NodeFiles, is_locked, make_token, write
+from pollux.node.accounts import Account, give
+from pollux.node.folder import PASSABLE, PRIVATE, NodeFiles, is_locked, keep_private, make_token, write
 from pollux.node.launched import pollux_home
 from pollux.node.locks import hold, holder, is_held
 from pollux.wire.frames import parse_address
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7333
 SHORTEST_TOKEN = 16
@@ -58,6 +62,10 @@ class ClusterConfig:
     """How much faster than real all goes."""
     realloc_delay_s: float = 30.0
     """What a re-allocation costs, before it is compressed (paper, section 5.1)."""
+    job_env: tuple[str, ...] = ()
+    """Names of variables that jobs find as `pollux up` did."""
+    job_user: str | None = None
+    """Whom jobs run as; None: who started the cluster."""
 
 
 class ClusterFolder:
@@ -79,19 +87,41 @@ class ClusterFolder:
         self._token = ""
         self.regained_from: Path | None = None
         """The copy of the token that `lock` has put in place of the lost one."""
+        self._account: Account | None = None
 
     def make(self) -> None:
         """The folder, for its owner alone. Leaves what is there already."""
         parse_address(f"unix:{self.nodes / 'n999' / 'keeper.sock'}")
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(0o700)
+            keep_private(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
             problem = f"cannot be used as a folder ({error.strerror})"
             fix = "Give one that you own and may write to, or set POLLUX_HOME"
             raise InvalidSpec("--dir", str(self.path), problem, fix) from None
+
+    def admit(self, account: Account | None) -> None:
+        """Let jobs of this user pass through to what is theirs, and read nothing else; None: let nobody pass."""
+        self._account = account
+        for folder in (self.path, self.nodes, self.jobs):
+            folder.mkdir(mode=PRIVATE, exist_ok=True)
+            folder.chmod(PRIVATE if account is None else PASSABLE)
+
+    def make_checkpoints(self, job: str, folder: str) -> None:
+        """Where jobs run as another user, they can make no folder in ours: it is made for them, and given to them.
+
+        One that their owners name is left as it is: it is theirs to see to. A job without ends by saying so.
+        """
+        if self._account is None or Path(folder) != self.checkpoint_dir(job):
+            return
+        try:
+            self.checkpoint_dir(job).mkdir(parents=True, exist_ok=True)
+            (self.jobs / job).chmod(PASSABLE)
+            give(self.checkpoint_dir(job), self._account)
+        except OSError as error:
+            log.warning("The checkpoints of job %s cannot be given to user %s: %s", job, self._account.name, error)
 
     def token(self) -> str:
         """Who knows it may do everything. `Permanent`: it cannot be read."""
@@ -221,7 +251,8 @@ class ClusterFolder:
         try:
             plain = dict(json.loads(self._cluster_json.read_text("utf-8")).items())
             known = {item.name: plain[item.name] for item in fields(ClusterConfig) if item.name in plain}
-            return ClusterConfig(**{**known, "policy_options": FrozenMap(known.get("policy_options", {}))})
+            known["policy_options"] = FrozenMap(known.get("policy_options", {}))
+            return ClusterConfig(**{**known, "job_env": tuple(known.get("job_env", ()))})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, AttributeError) as error:

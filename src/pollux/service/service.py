@@ -475,6 +475,7 @@ class Service:
         return self._time_s
 
     def _launch(self, spec: JobSpec) -> Launch:
+        self._place.make_checkpoints(spec.id, spec.checkpoint_dir)
         return launch_of(spec, fixed_batch=not self.policy.adapts_batch)
 
     def _spec(self, request: JobRequest, job_id: JobId) -> JobSpec:

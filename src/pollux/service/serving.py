@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 
 from pollux import __version__
 from pollux.errors import Permanent, PolluxError
+from pollux.node.accounts import account_of
 from pollux.providers.local import LocalProvider
 from pollux.service import salvage, structured_log
 from pollux.service.options import ServiceOptions
@@ -48,6 +49,7 @@ def main(options: ServiceOptions) -> int:
     try:
         place.make()
         place.lock()
+        place.admit(account_of(options.job_user) if options.job_user else None)
     except PolluxError as error:
         _say(error)
         return 1
@@ -83,6 +85,8 @@ async def _serve(options: ServiceOptions, place: ClusterFolder) -> None:
             gpu_type=options.gpu_type,
             labels=options.node_labels,
             replica_env=options.replica_env,
+            job_env=options.job_env,
+            job_user=options.job_user,
         )
         service = Service(options, place, provider, store)
         loop = asyncio.get_running_loop()

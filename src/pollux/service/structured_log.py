@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
+
+from pollux.node.private_log import PrivateLog
 
 MAX_BYTES = 10 * 2**20
 NUM_OLD = 4
@@ -96,14 +95,7 @@ def _message(record: logging.LogRecord) -> str:
         return f"{record.msg} {record.args!r}"
 
 
-class _PrivateFile(RotatingFileHandler):
-    """Files that only their owner may read: commands and paths of everybody's jobs are in them."""
-
-    def _open(self) -> TextIOWrapper:
-        os.close(os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        os.chmod(self.baseFilename, 0o600)  # one that was there before
-        return super()._open()
-
+class _PrivateFile(PrivateLog):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """A full disk must not end the service. The record is not told here: it may hold a secret."""
         problem = f"{self.baseFilename} cannot be written to: {sys.exc_info()[1]!r}\n"

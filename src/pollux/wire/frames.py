@@ -1,19 +1,18 @@
 """Connections that carry messages: to a daemon's local socket or its TCP port, and from there.
 
 A frame is four bytes with the length of its body, highest first, and the body: one packed message. Before the first
-message both sides prove that they know the token, without showing it: the daemon sends 32 random bytes, the other side
-sends 32 of its own and a keyed hash over both, the daemon answers with another. A body of no bytes says: wrong token.
-What follows is not encrypted: the port belongs in a network that its owner trusts.
+message both sides prove that they know the same key: see `handshake`. What follows is not encrypted: the port belongs
+in a network that its owner trusts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import secrets
 import select
 import socket
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +20,15 @@ from types import TracebackType, UnionType
 from typing import Any, TypeVar, overload
 
 from pollux.errors import InvalidDocument, InvalidSpec, Permanent, StaleGeneration, Temporary
+from pollux.wire.credentials import ReplicaIdentity
+from pollux.wire.handshake import (
+    MAX_INTRODUCTION_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    check_daemon,
+    introduction,
+    recognised,
+)
 from pollux.wire.messages import MAX_MESSAGE_BYTES, pack, unpack
 from pollux.wire.nodes import NodeAnswer, NodeRequest, Refused
 
@@ -33,8 +41,6 @@ MAX_BACKLOG_BYTES = 4 * MAX_MESSAGE_BYTES
 """What a peer that does not read may make us keep before it is dropped."""
 
 _HEADER_BYTES = 4
-_NONCE_BYTES = 32
-_PROOF_BYTES = 32
 _TOO_LONG_FOR_A_SOCKET = 108  # bytes of sun_path on Linux, the closing zero included
 
 
@@ -58,7 +64,7 @@ class Channel:
     """The blocking side, for replicas, commands and tests.
 
     One thread may receive while others send. `Temporary`: the connection is lost, or was never made; make another.
-    `Permanent`: the two sides do not have the same token.
+    `Permanent`: the two sides do not have the same token, or the daemon knows no such credential.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
@@ -71,7 +77,7 @@ class Channel:
 
     @classmethod
     def connect(cls, address: str, token: str, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Channel:
-        """A connection on which both sides have proven that they know the token."""
+        """A connection on which both sides have proven that they know the token. A replica gives its credential."""
         target = parse_address(address)
         until_s = time.monotonic() + timeout_s
         try:
@@ -141,9 +147,9 @@ class Channel:
         self.close()
 
     def _shake_hands(self, token: str, until_s: float) -> None:
-        theirs, mine = self._read(_NONCE_BYTES, until_s), secrets.token_bytes(_NONCE_BYTES)
-        self._write(_frame(mine + _proof(token, b"client", theirs, mine)), until_s)
-        _check_daemon(self._address, token, theirs, mine, self._read(_PROOF_BYTES, until_s))
+        theirs, mine = self._read(NONCE_BYTES, until_s), secrets.token_bytes(NONCE_BYTES)
+        self._write(_frame(introduction(token, theirs, mine)), until_s)
+        check_daemon(self._address, token, theirs, mine, self._read(PROOF_BYTES, until_s))
 
     def _write(self, frame: bytes, until_s: float) -> None:
         rest = memoryview(frame)
@@ -227,6 +233,10 @@ class Peer:
         """Use `accept` or `dial`."""
         self.address = address
         """Of the other side, for logs."""
+        self.identity: ReplicaIdentity | None = None
+        """Whose credential the other side has proven to have; None: it knows the token."""
+        self.pid = _pid_of(writer)
+        """Of the process at the other side; None: of another machine, perhaps."""
         self._reader = reader
         self._writer = writer
         self._asking = asyncio.Lock()
@@ -287,25 +297,29 @@ class Peer:
             raise _lost(self.address, error) from error
 
     async def _welcome(self, token: str) -> None:
-        mine = secrets.token_bytes(_NONCE_BYTES)
+        mine = secrets.token_bytes(NONCE_BYTES)
         self._writer.write(_frame(mine))
-        answer = await self._read(_NONCE_BYTES + _PROOF_BYTES)
-        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(token, b"client", mine, theirs)):
+        said = await self._read(MAX_INTRODUCTION_BYTES)
+        try:
+            self.identity, proof = recognised(self.address, token, mine, said)
+        except Permanent:
             self._writer.write(_frame(b""))
-            raise Permanent(f"{self.address} does not know the token.")
-        self._writer.write(_frame(_proof(token, b"daemon", mine, theirs)))
+            raise
+        self._writer.write(_frame(proof))
 
     async def _introduce(self, token: str) -> None:
-        theirs, mine = await self._read(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
-        self._writer.write(_frame(mine + _proof(token, b"client", theirs, mine)))
-        _check_daemon(self.address, token, theirs, mine, await self._read(_PROOF_BYTES))
+        theirs, mine = await self._read(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        self._writer.write(_frame(introduction(token, theirs, mine)))
+        check_daemon(self.address, token, theirs, mine, await self._read(PROOF_BYTES))
 
 
 async def accept(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = HANDSHAKE_TIMEOUT_S
 ) -> Peer:
-    """The daemon's side of a new connection. Whoever cannot prove in time that it knows the token is cut off."""
+    """The daemon's side of a new connection. Whoever cannot prove in time that it knows the token is cut off.
+
+    A replica proves that it has its credential: see `Peer.identity` before it is listened to.
+    """
     peer = Peer(reader, writer, _name_of(writer))
     try:
         async with asyncio.timeout(timeout_s):
@@ -345,17 +359,6 @@ def _frame(body: bytes) -> bytes:
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
 
 
-def _proof(token: str, side: bytes, of_daemon: bytes, of_client: bytes) -> bytes:
-    return hmac.digest(token.encode(), b"pollux " + side + of_daemon + of_client, "sha256")
-
-
-def _check_daemon(address: str, token: str, of_daemon: bytes, of_client: bytes, proof: bytes) -> None:
-    if not proof:
-        raise Permanent(f"{address} refuses the token. Give the one in the folder of its daemon.")
-    if not hmac.compare_digest(proof, _proof(token, b"daemon", of_daemon, of_client)):
-        raise Permanent(f"{address} does not know the token: it is no daemon of ours. Check the address.")
-
-
 def _oversized(length: int, limit: int) -> InvalidDocument:
     return InvalidDocument("message", f"{length} bytes", f"larger than {limit} bytes", "Send less in one message")
 
@@ -368,6 +371,15 @@ def _lost(address: str, error: Exception | None) -> Temporary:
 def _name_of(writer: asyncio.StreamWriter) -> str:
     name = writer.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "the local socket"
+
+
+def _pid_of(writer: asyncio.StreamWriter) -> int | None:
+    """The system's word, for local sockets."""
+    sock = writer.get_extra_info("socket")
+    if sock.family != socket.AF_UNIX:
+        return None
+    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
 
 
 def _tune(sock: socket.socket) -> None:

@@ -47,7 +47,7 @@ class Launch:
     directory: str = "."
     """Where it runs."""
     environment: FrozenMap[str, str] = field(default_factory=FrozenMap, repr=False)
-    """In addition to, or instead of, what the daemon's environment holds."""
+    """In addition to, or instead of, what jobs find of the daemon's environment."""
     checkpoint_dir: str = ""
     """What POLLUX_CHECKPOINT_DIR says; empty: nothing."""
     is_plain: bool = False
@@ -172,6 +172,10 @@ class NodeDescription:
     """Its GPUs as CUDA_VISIBLE_DEVICES names them; the first one is slot 0."""
     replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap, repr=False)
     """Variables that it was told to give to every replica."""
+    job_env: tuple[str, ...] = ()
+    """Names of those that it was told to pass on from its own environment."""
+    job_user: str = ""
+    """Whom it runs jobs as; empty: as whoever started it."""
 
 
 @register

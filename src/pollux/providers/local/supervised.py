@@ -54,11 +54,14 @@ class Wanted:
     slots: int
     gpu_type: str
     replica_env: FrozenMap[str, str] = field(default_factory=FrozenMap)
+    job_env: tuple[str, ...] = ()
+    job_user: str = ""
 
     def is_met_by(self, said: NodeDescription) -> bool:
-        return (said.node, said.slots, said.version) == (self.node, self.slots, __version__) and (
-            (said.gpu_type, said.replica_env) == (self.gpu_type, self.replica_env)
-        )
+        if (said.node, said.slots, said.version) != (self.node, self.slots, __version__):
+            return False
+        given = (said.gpu_type, said.replica_env, said.job_env, said.job_user)
+        return given == (self.gpu_type, self.replica_env, self.job_env, self.job_user)
 
 
 class _Refusal:
@@ -147,7 +150,8 @@ class SupervisedDaemon:
         self._is_expected = True
         self._started_s = self._heard_s = time.monotonic()
         try:
-            with self._out.open("ab") as out:
+            with open(os.open(self._out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
+                self._out.chmod(0o600)  # one that was there before
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
