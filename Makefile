@@ -44,7 +44,6 @@ run: $(STAMP) ## See it live: six jobs share 8 GPUs under Pollux, then FIFO; emu
 test: $(STAMP) ## Run all tests (ARGS="-k fit -x" is handed to pytest)
 	@$(FIND_BROWSER)
 	@$(COMPILE)
-	@$(MACHINE_CODE)
 	@$(RUN_TESTS)
 
 lint: $(STAMP) ## Check style, format and types (ruff, mypy)
@@ -93,10 +92,6 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew: tests start hundreds.
 COMPILE = $(PY) -m compileall -q src/pollux
-
-# A fresh checkout has no machine code yet, which takes a minute to make: else every process of the tests makes its own,
-# in whichever test comes first, and that may run out of its time.
-MACHINE_CODE = POLLUX_CACHE= $(PY) -m pollux.cli.main simulate demo --policy castor >/dev/null
 
 # Whole files to the cores: what a file sets up once is not set up in every process. Then, one by one, the tests that
 # need the machine for themselves, which are all in one folder: reading the others takes a while. Both always run; 5

@@ -122,6 +122,17 @@ def test_the_end_of_a_pass_leaves_no_replica_without_a_sample() -> None:
     assert [dealer.deal().batch_size for _ in range(2)] == [4, 5]
 
 
+@pytest.mark.parametrize(("left", "is_measured"), [(1, False), (3, False), (4, True), (5, True)])
+def test_a_step_with_fewer_samples_than_replicas_is_not_measured(left: int, is_measured: bool) -> None:
+    """Some of them would have no gradient to compare. It can only be the first step after a resume by more replicas."""
+    dealer = make(20, 10, replicas=4)
+    dealer.measuring.every = 1
+    dealer.resume(Cursor(0, 20 - left, 7))
+    plan = dealer.deal()
+    assert (plan.batch_size, plan.is_measured) == (left, is_measured)
+    assert dealer.deal().is_measured  # a whole one again
+
+
 def test_every_kth_step_is_measured_and_the_one_before_is_kept() -> None:
     dealer = make(1000, 10)
     dealer.measuring.every = 4

@@ -288,7 +288,9 @@ class TestWithRealProcesses:
             lines.append(line)
             assert line, lines
         assert len(processes_of(mark)) > 3  # the demo, the service, two daemons
-        time.sleep(1.0)
+        until_s = time.monotonic() + PATIENT_S
+        while len(processes_of(mark)) < 7 and time.monotonic() < until_s:  # and their keepers, and a replica
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(PATIENT_S) == 130
         process.stderr.close()

@@ -155,6 +155,25 @@ class TestLaunch:
         assert "train: saving; Ctrl-C again kills." in result.stderr
         assert f"train: {words}" in result.stderr
 
+    @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+    def test_what_it_is_to_ignore_it_ignores(self, script, home, number):
+        """As under nohup, or in the background of a script; SIGTERM is always heard."""
+        before = signal.signal(number, signal.SIG_IGN)
+
+        def act():
+            for each in (number, signal.SIGTERM):
+                os.kill(os.getpid(), each)
+
+        try:
+            thread = when_it_trains(home / "launch", "train", act)
+            result = runner.invoke(app, ["launch", script, "train"])
+            thread.join()
+            assert signal.getsignal(number) is signal.SIG_IGN
+        finally:
+            signal.signal(number, before)
+        assert result.exit_code == 128 + signal.SIGTERM
+        assert "Ctrl-C again kills" in result.stderr  # and not: it was killed by the second one
+
     def test_a_checkpoint_of_an_earlier_run_is_not_taken_for_a_new_one(self, script, home):
         (home / "launch" / "mine" / "checkpoints" / "checkpoint-000007-step-9").mkdir(parents=True)
         thread = when_it_trains(home / "launch", "mine", lambda: os.kill(os.getpid(), signal.SIGINT))

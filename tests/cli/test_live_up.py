@@ -329,12 +329,12 @@ class TestDown:
             while not (state / "node.json").exists() and time.monotonic() < until_s:
                 time.sleep(0.05)
             assert "has ended" in run("down").stdout
-            daemon.wait(30)
+            daemon.wait(60)
             assert not (state / "keeper.sock").exists()
         finally:
             if daemon.poll() is None:
                 daemon.send_signal(signal.SIGINT)
-                daemon.wait(30)
+                daemon.wait(60)
 
 
 def test_doctor_tells_where_the_cluster_is():

@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.cli.live_cluster import LiveFake, serving, short_folder
 from tests.core.kinds import registry
+from tests.fixtures.recorded import VERSIONS, unpack
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
@@ -74,3 +75,11 @@ def test_a_file_that_is_no_registry_is_told_so_before_anybody_is_asked(monkeypat
     told = run("import", file, code=2).stderr
     for word in ("FILE", str(file), *words):
         assert word in told
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_of_an_earlier_version_is_taken(service, tmp_path, version):
+    recorded = unpack(version, tmp_path)
+    known = json.loads(run("import", recorded.registry, "--json").stdout)["kinds"]
+    assert {kind["kind"]: kind["jobs"] for kind in known} == recorded.expected["kinds"]
+    assert all(kind["observations"] > 0 for kind in known)

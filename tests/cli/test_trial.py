@@ -28,6 +28,7 @@ class FakeCluster:
         self.jobs = {}
         self.killed = 0
         self.said = []
+        self.on_start = lambda: None
 
     def ask(self, question):
         submitted = JobList(tuple(map(self.view, self.jobs)))
@@ -78,6 +79,7 @@ class FakeCluster:
 
     def start_again(self):
         self.killed += 1
+        self.on_start()
 
 
 def submission(name, at_s=0.0):
@@ -121,7 +123,8 @@ class TestATrial:
         monkeypatch.setattr(running, "OUTAGE_S", 0.0)
         monkeypatch.setattr(running, "LOOK_S", 0.01)
         cluster = FakeCluster(tmp_path, {"a": Phase.RUNNING})
-        found = run_trial(cluster, [submission("a")], limit_s=0.2, kill_service_at_s=0.05)
+        cluster.on_start = lambda: cluster.ends.update(a=Phase.SUCCEEDED)
+        found = run_trial(cluster, [submission("a")], limit_s=100.0, kill_service_at_s=0.05)
         assert cluster.killed == 2  # and started again
         assert found.outage is not None
         assert found.outage.steps == {"a": (7, 7)}

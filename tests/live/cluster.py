@@ -17,6 +17,8 @@ from typing import Any
 
 from tests.live.course import Course
 
+from pollux.agent.lingering import LINGER_S
+from pollux.cli.down import EXIT_TIMEOUT_S
 from pollux.core import Phase
 from pollux.service.place import ClusterFolder
 from pollux.wire.api import EventView, JobView
@@ -154,9 +156,9 @@ class LiveCluster:
         assert not left, left
 
     def _left(self) -> dict[int, str]:
-        """What lives on after `down`; a process that is just ending is given a moment."""
+        """What lives on after `down`; what is just ending, or keeps connections for a moment, is given time for it."""
         with suppress(TimeoutError):
-            until(lambda: not self.processes(), "", 5.0)
+            until(lambda: not self.processes(), "", LINGER_S + EXIT_TIMEOUT_S + 20.0)
         return self.processes()
 
     def _leave(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,8 @@ from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Done, Launch, ListReplicas, NodeNews, ReplicaHere, ReplicaNews, RunNews, Watch
 from pollux.wire.replicas import Instruction, ReplicaPhase, ReplicaStatus
 
-PATIENT_S = 30.0
+PATIENT_S = 60.0
+"""Half of the time that a test has: a hang is a failure, a slow machine is none."""
 QUICK = RunOptions(ready_timeout_s=20.0, repair_grace_s=0.1, stop_timeout_s=10.0, node_timeout_s=1.0)
 
 
@@ -36,6 +38,12 @@ def until(holds: Callable[[], Any]) -> Any:
         assert time.monotonic() < end_s, "waited in vain"
         time.sleep(0.01)
     return result
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and wait until it stands still: a signal that comes earlier would still be heeded."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
 class FakeKeeper(KeeperClient):

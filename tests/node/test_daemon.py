@@ -2,7 +2,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import stat
 import threading
@@ -53,7 +52,7 @@ from pollux.wire.nodes import (
 )
 from pollux.wire.replicas import Join, Leave, ReplicaPhase
 
-from .daemons import PATIENT_S, Node, Replica, launch, report, short_folder, until
+from .daemons import PATIENT_S, Node, Replica, freeze, launch, report, short_folder, until
 
 
 @pytest.fixture
@@ -255,7 +254,7 @@ class TestReplicas:
     def test_signals_reach_it_and_a_second_15_does_not(self, node, folder, caplog):
         caplog.set_level(logging.INFO)
         node.ask(spawn(folder, "1-0", "1-1"))
-        os.kill(node.pid("1-0"), signal.SIGSTOP)
+        freeze(node.pid("1-0"))
         for _ in range(2):
             node.ask(Kill("j", "1-0", 15))
         assert caplog.text.count("gets signal 15") == 1
@@ -271,24 +270,24 @@ class TestReplicas:
             until(lambda: node.replicas()["1-0"].exit_code == -9)
 
     def test_a_silent_one_is_killed_and_called_hung(self, nodes, folder):
-        node = nodes(hang_after_s=0.5, heartbeat_s=0.1)
+        node = nodes(hang_after_s=3.0, heartbeat_s=0.1)
         node.ask(spawn(folder, "1-0", "1-1", "1-2"))
-        Replica(node, "1-0").say()
         live = Replica(node, "1-1").say()
         with node.watching(replicas=True) as watching:
+            Replica(node, "1-0").say()
             news = None
             while news is None or news.replica.exit_code is None:
                 live.say()
-                news = watching.replica(lambda news: True)
+                news = watching.replica(lambda news: True)  # of itself, at the latest
         assert (news.replica.replica, news.replica.exit_code, news.is_hung) == ("1-0", -9, True)
         assert node.replicas()["1-2"].exit_code is None  # it has not come to its first word: others wait for that
 
     def test_time_in_which_the_daemon_slept_is_no_silence(self, nodes, folder):
-        node = nodes(hang_after_s=1.5)
+        node = nodes(hang_after_s=3.0)
         node.ask(spawn(folder, "1-0"))
         replica = Replica(node, "1-0").say()
         until(lambda: node.replicas()["1-0"].status)
-        node.loop.call_soon_threadsafe(time.sleep, 2.0)
+        node.loop.call_soon_threadsafe(time.sleep, 3.5)
         node.ask(DescribeNode())
         replica.say()
         until(lambda: node.replicas()["1-0"].status)
@@ -312,7 +311,7 @@ class TestReplicas:
 
     def test_what_is_forgotten_frees_its_slot_at_once(self, node, folder):
         node.ask(spawn(folder, "1-0"))
-        os.kill(node.pid("1-0"), signal.SIGSTOP)
+        freeze(node.pid("1-0"))
         with node.connect() as channel:
             channel.send(Forget("j", 1))
             channel.send(spawn(folder, "2-0", generation=2))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from pollux.wire.nodes import (
     Done,
     Forget,
     Kill,
+    Launch,
     ListReplicas,
     ListRuns,
     NodeNews,
@@ -49,7 +51,7 @@ from pollux.wire.nodes import (
 )
 from pollux.wire.replicas import Join, ReplicaPhase
 
-from .daemons import PATIENT_S, QUICK, Node, launch, short_folder, until
+from .daemons import PATIENT_S, QUICK, Node, freeze, launch, short_folder, until
 
 
 @pytest.fixture
@@ -206,7 +208,7 @@ class TestSuccessors:
         assert not run.exists()
 
     def test_a_replica_that_fell_silent_meanwhile_is_killed(self, nodes, folder):
-        node = nodes(hang_after_s=1.0)
+        node = nodes(hang_after_s=3.0)
         first, second = train(node, folder)
         node.stop()
         node.start()
@@ -291,7 +293,7 @@ class TestSuccessors:
     def test_a_signal_counts_as_given_only_after_it_was(self, nodes, folder, monkeypatch):
         node = nodes()
         node.ask(Spawn("j", 1, launch(folder), (Seat("1-0", 0, 1, 1, False),), ""))
-        os.kill(node.pid("1-0"), signal.SIGSTOP)  # so that it does not end
+        freeze(node.pid("1-0"))  # so that it does not end
         path = node.daemon.folder.replicas_file("j")
         sent = []
 
@@ -509,13 +511,26 @@ sys.exit(serve(Path(sys.argv[1]), "a", slots=4, options=options))
 """
 
 
+DEAF = """
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command as nohup, a script's background, or worse would."""
+
+PYTHON_IGNORES = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+
+
 class Process:
     """`pollux node` in a process of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, is_deaf: bool = False) -> None:
         self.folder = folder
+        wrapped = (sys.executable, "-c", DEAF) if is_deaf else ()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DAEMON, str(folder), *arguments], stderr=subprocess.DEVNULL
+            [*wrapped, sys.executable, "-c", DAEMON, str(folder), *arguments], stderr=subprocess.DEVNULL
         )
         self.state = StateFolder(folder)
         until(self.answers)
@@ -545,8 +560,8 @@ def start(folder):
     """Starts daemons on one folder after the other; at the end, the last one ends all."""
     made = []
 
-    def make(*arguments):
-        made.append(Process(folder / "n", *arguments))
+    def make(*arguments, **more):
+        made.append(Process(folder / "n", *arguments, **more))
         return made[-1]
 
     (folder / "train.py").write_text(REPLICA)
@@ -651,6 +666,20 @@ class TestRealProcesses:
         assert daemon.end(signal.SIGINT) == 0
         assert _processes(folder) == []
         assert not list((folder / "n").glob("*.sock"))
+
+    def test_what_the_daemon_ignores_or_blocks_its_jobs_do_not(self, start, folder):
+        daemon = start(is_deaf=True)
+        (folder / "train.py").write_text("print(open('/proc/self/status').read(), flush=True)\n")
+        plain = Launch(JobId("plain"), "cat", ("/proc/self/status",), str(folder), is_plain=True)
+        for job, what, ignored in (("plain", plain, 0), ("j", launch(folder), PYTHON_IGNORES)):
+            seat = Seat("1-0", 0, 1, 1, False)
+            daemon.ask(Spawn(job, 1, what, (seat,), "127.0.0.1:1"))
+            until(lambda job=job: daemon.replicas(job)["1-0"].exit_code == 0)
+            said = Path(daemon.replicas(job)["1-0"].log).read_text()
+            sets = {name: int(bits, 16) for name, bits in re.findall(r"^(Sig\w+):\s*(\w+)$", said, re.MULTILINE)}
+            assert (sets["SigIgn"], sets["SigBlk"]) == (ignored, 0), job
+        daemon.process.kill()  # it cannot hear any more polite word
+        daemon.process.wait(PATIENT_S)
 
     def test_sigterm_leaves_no_keeper_that_has_nothing_to_keep(self, start, folder):
         assert start().end(signal.SIGTERM) == 0

@@ -147,6 +147,14 @@ def test_a_start_is_ready_when_all_of_its_replicas_train(home: Home) -> None:
     assert home.run.phase is RunPhase.TRAINING
 
 
+def test_a_loss_that_was_made_good_is_not_what_the_job_fails_of_later(pair: Home) -> None:
+    pair.end("1-2", -9)
+    pair.train((1, 1), "1-1")
+    pair.taken()
+    pair.end("1-1", 3)
+    assert pair.events() == [JobFailed("job", 1, "replica 1-1 on node a ended with exit code 3", 3)]
+
+
 def test_a_status_that_says_nothing_new_gives_no_orders(pair: Home) -> None:
     pair.train((1, 0), "1-1", "1-2", "1-1")
     pair.wait(1000)
@@ -497,6 +505,23 @@ def test_leavers_that_finished_instead_of_handing_over_end_the_job_well(pair: Ho
     assert pair.killed() == [("2-3", 9)]
     pair.end("2-3", -9)
     assert pair.events() == [JobFinished("job", 2)]
+
+
+def test_leavers_that_finished_end_nobody_who_is_out_of_reach(pair: Home) -> None:
+    """One of them may have handed over before, and the newcomer could not say so yet."""
+    pair.resize(2, gpus(c=1))
+    pair.say("2-3", READY, (2, 0), has_state=False)
+    pair.do(pair.run.node_gone, "c")
+    for leaver in ("1-1", "1-2"):
+        pair.last[leaver] = here(leaver, LEAVING, (1, 0), has_finished=True)
+        pair.end(leaver, 0)
+    for _ in range(3):
+        pair.wait(OPTIONS.repair_grace_s)
+    assert pair.killed() == []
+    pair.do(pair.run.node_back, "c", [here("2-3", TRAINING, (2, 0))])
+    assert pair.events() == [ReplicasReady("job", 2)]
+    pair.wait(OPTIONS.repair_grace_s)
+    assert pair.taken() == []
 
 
 def test_stayers_that_wait_in_the_middle_of_a_switch_are_given_a_new_membership(switch: Home) -> None:

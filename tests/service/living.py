@@ -83,7 +83,7 @@ class Living:
         await self.kill()
         await self.start()
 
-    async def until(self, is_so: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async def until(self, is_so: Callable[[], object], timeout_s: float = 50.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not is_so():
                 if self.running.done():
@@ -125,7 +125,7 @@ def live(main: Callable[[Living], Coroutine[Any, Any, None]], *gpus: int, **opti
     """Run a test's coroutine on a living service."""
 
     async def run() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             async with Living(*(gpus or (2, 2)), **options) as living:
                 await main(living)
 

@@ -268,7 +268,10 @@ class Tending:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        # Under nohup, or in the background of a script, some are ignored on purpose.
+        deaf_to = {number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN}
+        heard = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - deaf_to
+        before = {number: signal.signal(number, note) for number in heard}
         try:
             yield
         finally:

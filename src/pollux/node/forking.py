@@ -135,8 +135,12 @@ def detach(output: str | int | None = None, *, keep: Iterable[int] = (), user: s
     """
     os.setsid()
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        is_ours = number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)
+        # What a shell or nohup had the cluster ignore is no business of its jobs; python itself ignores these two.
+        is_inherited = signal.getsignal(number) is signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ)
+        if is_ours or is_inherited:
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     forget_log()
     if output is not None:

@@ -302,7 +302,10 @@ def _start(folder: Path, preload: Iterable[str] | None, environment: Mapping[str
 
 def _bury() -> None:
     """So that no keeper which we started, and which has ended, stays in the table of processes."""
-    _started[:] = [process for process in _started if process.poll() is None]
+    for process in [*_started]:
+        if process.poll() is not None:
+            with suppress(ValueError):  # another thread was faster
+                _started.remove(process)
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:

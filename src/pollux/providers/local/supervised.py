@@ -294,4 +294,7 @@ class SupervisedDaemon:
 
 def _bury() -> None:
     """So that no daemon which we started, and which has ended, stays in the table of processes."""
-    _started[:] = [process for process in _started if process.poll() is None]
+    for process in [*_started]:
+        if process.poll() is not None:
+            with suppress(ValueError):  # another thread was faster
+                _started.remove(process)
