@@ -1,0 +1,136 @@
+"""Looks at the service and at the witnesses of jobs all the time: what becomes of jobs, and how long anything hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.errors import PolluxError
+from pollux.testing.chaos.bed import Bed
+from pollux.testing.chaos.witness import size_of
+from pollux.wire.api import JobView
+
+LOOK_S = 0.4
+RETRYING = "its next try"
+"""How the service begins to say that a job pauses after a failure."""
+
+
+@dataclass
+class _Pulse:
+    """When a job last gave a sign of progress, by the monotonic clock."""
+
+    folder: Path
+    since_s: float
+    sign: tuple[object, ...] = ()
+
+
+class Watch:
+    """A thread of its own: `start`, `close`. What it has seen may be asked at any time.
+
+    A hang is a time in which no process of a job wrote anything and the service said nothing new of it, although it
+    holds GPUs; or in which that is so of all jobs that have not ended, be they waiting. That somebody keeps the cluster
+    from working for some seconds is no excuse: the bound is far above that.
+    """
+
+    def __init__(self, bed: Bed) -> None:
+        self.longest_hang_s = 0.0
+        self.longest_hang = ""
+        """What hung so long."""
+        self.changed: list[str] = []
+        """Outcomes that were not the last word."""
+        self.looked_s = 0.0
+        """When the service last answered, by the monotonic clock."""
+        self._bed = bed
+        self._views: dict[str, JobView] = {}
+        self._ends: dict[str, JobView] = {}
+        self._pulses: dict[str, _Pulse] = {}
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    # What it knows
+
+    def expect(self, job: str, folder: Path) -> None:
+        """A job that was taken, and the folder of its witnesses."""
+        with self._lock:
+            self._pulses.setdefault(job, _Pulse(folder, time.monotonic()))
+
+    def view(self, job: str) -> JobView | None:
+        """As the service said last."""
+        with self._lock:
+            return self._views.get(job)
+
+    def end(self, job: str) -> JobView | None:
+        """How it ended, as the service said first."""
+        with self._lock:
+            return self._ends.get(job)
+
+    def has_ended(self, job: str) -> bool:
+        return self.end(job) is not None
+
+    def by_team(self, team: str) -> str | None:
+        with self._lock:
+            return next((view.id for view in self._views.values() if view.team == team), None)
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Once, now."""
+        views: tuple[JobView, ...] | None = None
+        asked_s = time.monotonic()
+        with suppress(PolluxError, OSError), self._bed.client(5.0) as client:
+            views = client.jobs(all=True).jobs
+        with self._lock:
+            if views is not None:
+                self.looked_s = asked_s
+                self._views = {view.id: view for view in views}
+                for view in views:
+                    self._note_end(view)
+            self._count()
+
+    def _note_end(self, view: JobView) -> None:
+        before = self._ends.get(view.id)
+        if before is None and view.phase.is_terminal:
+            self._ends[view.id] = view
+        elif before is not None and before.phase is not view.phase and before.team == view.team:
+            self.changed.append(f"{view.id} had {before.phase}, and then was {view.phase}")
+            self._ends.pop(view.id)
+            if view.phase.is_terminal:
+                self._ends[view.id] = view
+
+    def _count(self) -> None:
+        now_s = time.monotonic()
+        idle = []
+        for job, pulse in self._pulses.items():
+            view = self._views.get(job)
+            if job in self._ends:
+                continue
+            said = () if view is None else (view.phase, view.generation, view.failures, view.gpus)
+            sign = (size_of(pulse.folder), *said)
+            if sign != pulse.sign:
+                pulse.sign, pulse.since_s = sign, now_s
+            if view is not None and view.waits_for.startswith(RETRYING):
+                pulse.since_s = now_s
+            if view is not None and view.phase.holds_gpus:
+                self._measure(now_s - pulse.since_s, f"{job}, which is {view.phase}")
+            idle.append(now_s - pulse.since_s)
+        if idle:
+            self._measure(min(idle), "all jobs")
+
+    def _measure(self, seconds: float, what: str) -> None:
+        if seconds > self.longest_hang_s:
+            self.longest_hang_s, self.longest_hang = seconds, what
