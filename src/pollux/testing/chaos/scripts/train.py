@@ -3,8 +3,8 @@
 The parameter `uses` counts how often each sample was applied to the weights: its gradient is 1/M for each sample of a
 step of M, and its learning rate M. `job.state["at"]` follows pass and position of the steps that the weights have seen.
 Each replica writes `DIR/<pid>-<ns>.jsonl`: that it has started, its steps, and, when the training is done, how many
-samples were used another number of times than there were passes. DIR/finish makes it hurry. With --nonsense it also talks to its daemon out of
-turn: see `nonsense.py`.
+samples were used another number of times than there were passes. DIR/finish makes it hurry. With --nonsense it also
+talks to its daemon out of turn: see `nonsense.py`.
 """
 
 from __future__ import annotations
