@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from pollux.cli.trial.cluster import ended_by_sigterm
 from pollux.errors import PolluxError
 from pollux.testing.chaos.campaign import run_campaign
 from pollux.testing.chaos.fault import FAULTS
@@ -35,17 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     minutes = MINUTES if given.minutes is None and given.faults is None else given.minutes
     results = []
-    for seed in given.seed:
-        bed = LocalBed()
-        print(f"seed {seed}: a cluster in {bed.home}", flush=True)
-        results.append(
-            run_campaign(
-                bed, seed, faults, minutes=minutes, most_faults=given.faults, say=lambda text: print(text, flush=True)
-            )
-        )
+    with ended_by_sigterm():
+        for seed in given.seed:
+            bed = LocalBed()
+            _say(f"seed {seed}: a cluster in {bed.home}")
+            results.append(run_campaign(bed, seed, faults, minutes=minutes, most_faults=given.faults, say=_say))
     print()
     print(summary(results))
     return 1 if any(result.violations for result in results) else 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

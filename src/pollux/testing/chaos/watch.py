@@ -14,6 +14,7 @@ from pollux.testing.chaos.witness import size_of
 from pollux.wire.api import JobView
 
 LOOK_S = 0.4
+LOST_S = 20.0
 RETRYING = "its next try"
 """How the service begins to say that a job pauses after a failure."""
 
@@ -24,6 +25,8 @@ class _Pulse:
 
     folder: Path
     since_s: float
+    known_s: float
+    """When the service last knew it."""
     sign: tuple[object, ...] = ()
 
 
@@ -39,6 +42,8 @@ class Watch:
         self.longest_hang_s = 0.0
         self.longest_hang = ""
         """What hung so long."""
+        self.still_s = 0.0
+        """For how long no job that has not ended has given a sign, now."""
         self.changed: list[str] = []
         """Outcomes that were not the last word."""
         self.looked_s = 0.0
@@ -62,8 +67,9 @@ class Watch:
 
     def expect(self, job: str, folder: Path) -> None:
         """A job that was taken, and the folder of its witnesses."""
+        now_s = time.monotonic()
         with self._lock:
-            self._pulses.setdefault(job, _Pulse(folder, time.monotonic()))
+            self._pulses.setdefault(job, _Pulse(folder, now_s, now_s))
 
     def view(self, job: str) -> JobView | None:
         """As the service said last."""
@@ -77,6 +83,11 @@ class Watch:
 
     def has_ended(self, job: str) -> bool:
         return self.end(job) is not None
+
+    def is_lost(self, job: str) -> bool:
+        """Whether the service has not known it for so long that it will not come back."""
+        with self._lock:
+            return self.looked_s - self._pulses[job].known_s > LOST_S
 
     def by_team(self, team: str) -> str | None:
         with self._lock:
@@ -117,19 +128,18 @@ class Watch:
         idle = []
         for job, pulse in self._pulses.items():
             view = self._views.get(job)
-            if job in self._ends:
+            if job in self._ends or view is None:  # one that nobody knows is lost, which is worse than a hang
                 continue
-            said = () if view is None else (view.phase, view.generation, view.failures, view.gpus)
-            sign = (size_of(pulse.folder), *said)
-            if sign != pulse.sign:
+            pulse.known_s = now_s
+            sign = (size_of(pulse.folder), view.phase, view.generation, view.failures, view.gpus)
+            if sign != pulse.sign or view.waits_for.startswith(RETRYING):
                 pulse.sign, pulse.since_s = sign, now_s
-            if view is not None and view.waits_for.startswith(RETRYING):
-                pulse.since_s = now_s
-            if view is not None and view.phase.holds_gpus:
+            if view.phase.holds_gpus:
                 self._measure(now_s - pulse.since_s, f"{job}, which is {view.phase}")
             idle.append(now_s - pulse.since_s)
+        self.still_s = min(idle, default=0.0)
         if idle:
-            self._measure(min(idle), "all jobs")
+            self._measure(self.still_s, "all jobs")
 
     def _measure(self, seconds: float, what: str) -> None:
         if seconds > self.longest_hang_s:
