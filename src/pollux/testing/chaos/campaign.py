@@ -171,7 +171,7 @@ class _Campaign:
         for sentence in self._watch.changed:
             self._violate(Kind.WRONG_OUTCOME, sentence)
         result.violations += check_jobs_left_nothing(bed, self._crew.submitted)
-        told = bed.pollux("down", "--timeout", "100")
+        told = bed.pollux("down", "--timeout", f"{RECOVERY_S:g}")
         if not told.is_good:
             self._violate(Kind.NO_RECOVERY, f"pollux down {told}")
         self._tell(f"pollux down took {told.seconds:.1f} s")
