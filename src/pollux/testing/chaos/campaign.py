@@ -14,7 +14,7 @@ from pollux.testing.chaos.bed import Bed
 from pollux.testing.chaos.checks import Truth, check_job
 from pollux.testing.chaos.fault import Fault, NotNow, Scene
 from pollux.testing.chaos.faults_files import move_log_away
-from pollux.testing.chaos.jobs import Crew, Ticket
+from pollux.testing.chaos.jobs import Crew
 from pollux.testing.chaos.leftovers import check_jobs_left_nothing, check_nothing_is_left
 from pollux.testing.chaos.plan import Round, Strike, rounds
 from pollux.testing.chaos.processes import Role
@@ -140,15 +140,12 @@ class _Campaign:
         until_s = time.monotonic() + END_S
         while time.monotonic() < until_s and self._watch.still_s < RECOVERY_S + LOOK_S:
             self._crew.tend(may_grow=False)
-            if self._crew.is_settled and all(map(self._is_over, self._crew.submitted)):
+            if self._crew.is_settled and all(self._watch.is_over(ticket.id) for ticket in self._crew.submitted):
                 break
             time.sleep(LOOK_S)
         self._watch.look()
         self._watch.close()
         self._check()
-
-    def _is_over(self, ticket: Ticket) -> bool:
-        return self._watch.has_ended(ticket.id) or self._watch.is_lost(ticket.id)
 
     def _check(self) -> None:
         result, bed = self.result, self._bed

@@ -75,7 +75,7 @@ class Crew:
 
     def tend(self, *, may_grow: bool = True) -> None:
         """Submit what is missing, if the service takes it; to be called often."""
-        unfinished = [ticket for ticket in self.submitted if not self._watch.has_ended(ticket.id)]
+        unfinished = [ticket for ticket in self.submitted if not self._watch.is_over(ticket.id)]
         if may_grow and not self._waiting and len(unfinished) < self._num_unfinished:
             self._waiting.append(self._make(self._next_kind()))
         for ticket in list(self._waiting):

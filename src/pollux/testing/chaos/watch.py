@@ -84,6 +84,10 @@ class Watch:
     def has_ended(self, job: str) -> bool:
         return self.end(job) is not None
 
+    def is_over(self, job: str) -> bool:
+        """Nothing more is to be expected of it."""
+        return self.has_ended(job) or self.is_lost(job)
+
     def is_lost(self, job: str) -> bool:
         """Whether the service has not known it for so long that it will not come back."""
         with self._lock:
