@@ -168,12 +168,18 @@ class _Campaign:
         for sentence in self._watch.changed:
             self._violate(Kind.WRONG_OUTCOME, sentence)
         result.violations += check_jobs_left_nothing(bed, self._crew.submitted)
-        told = bed.pollux("down", "--timeout", f"{RECOVERY_S:g}")
-        if not told.is_good:
-            self._violate(Kind.NO_RECOVERY, f"pollux down {told}")
-        self._tell(f"pollux down took {told.seconds:.1f} s")
+        self._end()
         result.violations += check_nothing_is_left(bed)
         result.violations += check_replay(bed, views)
+
+    def _end(self) -> None:
+        told = self._bed.pollux("down", "--timeout", f"{RECOVERY_S:g}")
+        if not told.is_good:
+            self._violate(Kind.NO_RECOVERY, f"pollux down {told}")
+            for one in self._bed.find(Role.SERVICE):  # as it advises, lest all that is still there counts as well
+                self._bed.send(one, 9)
+            told = self._bed.pollux("down", "--timeout", f"{RECOVERY_S:g}")
+        self._tell(f"pollux down took {told.seconds:.1f} s")
 
     # A round
 
