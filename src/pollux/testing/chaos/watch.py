@@ -34,8 +34,8 @@ class Watch:
     """A thread of its own: `start`, `close`. What it has seen may be asked at any time.
 
     A hang is a time in which no process of a job wrote anything and the service said nothing new of it, although it
-    holds GPUs; or in which that is so of all jobs that have not ended, be they waiting. That somebody keeps the cluster
-    from working for some seconds is no excuse: the bound is far above that.
+    holds GPUs; or in which that is so of all jobs that have not ended, be they waiting; or in which the service did not
+    answer. That somebody keeps the cluster from working for some seconds is no excuse: the bound is far above that.
     """
 
     def __init__(self, bed: Bed) -> None:
@@ -46,7 +46,7 @@ class Watch:
         """For how long no job that has not ended has given a sign, now."""
         self.changed: list[str] = []
         """Outcomes that were not the last word."""
-        self.looked_s = 0.0
+        self.looked_s = time.monotonic()
         """When the service last answered, by the monotonic clock."""
         self._bed = bed
         self._views: dict[str, JobView] = {}
@@ -57,6 +57,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
 
     def start(self) -> None:
+        self.looked_s = time.monotonic()
         self._thread.start()
 
     def close(self) -> None:
@@ -110,11 +111,13 @@ class Watch:
         with suppress(PolluxError, OSError), self._bed.client(5.0) as client:
             views = client.jobs(all=True).jobs
         with self._lock:
-            if views is not None:
-                self.looked_s = asked_s
-                self._views = {view.id: view for view in views}
-                for view in views:
-                    self._note_end(view)
+            if views is None:
+                self._measure(asked_s - self.looked_s, "the service, which does not answer")
+                return
+            self.looked_s = asked_s
+            self._views = {view.id: view for view in views}
+            for view in views:
+                self._note_end(view)
             self._count()
 
     def _note_end(self, view: JobView) -> None:
