@@ -26,5 +26,5 @@ def test_nothing_is_lost_doubled_or_left_behind_whatever_falls():
     said: list[str] = []
     result = run_campaign(LocalBed(), SEED, chosen(SHORT), most_faults=len(SHORT), say=said.append)
     assert not result.violations, "\n".join([*said, summary([result])])
-    assert result.num_injected == len(SHORT)
+    assert set(SHORT) <= {*result.injected, *result.skipped}
     assert result.jobs["succeeded"] > 0

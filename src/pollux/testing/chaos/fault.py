@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from pollux.testing.chaos.bed import Bed
 from pollux.testing.chaos.jobs import Crew
@@ -16,6 +17,8 @@ from pollux.testing.chaos.processes import Process, Role
 from pollux.testing.chaos.scripts.quick import HANG_AFTER_S
 from pollux.testing.chaos.violations import Violation
 from pollux.testing.chaos.watch import Watch
+
+T = TypeVar("T")
 
 FIND_S = 6.0
 """So long a fault waits for somebody whom it can befall."""
@@ -46,15 +49,18 @@ class Scene:
 
     def some(self, role: Role, node: str | None = None) -> list[Process]:
         """All processes of that role that live, in an order that does not depend on their pids. `NotNow`: none do."""
+        found = self.wait(lambda: self.bed.find(role, node), f"there is no {role}")
+        return sorted(found, key=lambda one: (one.node, one.job, one.replica, one.pid))
+
+    def wait(self, look: Callable[[], list[T]], otherwise: str) -> list[T]:
+        """What it finds, as soon as it finds something. `NotNow`: nothing for a while."""
         until_s = time.monotonic() + FIND_S
-        while True:
-            found = self.bed.find(role, node)
-            if found:
-                return sorted(found, key=lambda one: (one.node, one.job, one.replica, one.pid))
+        while not (found := look()):
             if time.monotonic() > until_s:
-                raise NotNow(f"there is no {role}")
+                raise NotNow(otherwise)
             self.crew.tend()
             time.sleep(0.1)
+        return found
 
     def one(self, role: Role) -> Process:
         return self.draw.choice(self.some(role))
@@ -106,6 +112,8 @@ class Fault:
     inject: Callable[[Scene], str]
     """Does it, and says what. `NotNow`: it could not be done. Recovery is awaited by the campaign."""
     ends_service: bool
+    ends_all: bool = False
+    """Nothing is left that another fault of the same round could befall."""
 
     @property
     def sentence(self) -> str:
@@ -117,11 +125,13 @@ FAULTS: dict[str, Fault] = {}
 """By name, in the order in which they are declared."""
 
 
-def fault(name: str, *, ends_service: bool = False) -> Callable[[Callable[[Scene], str]], Callable[[Scene], str]]:
+def fault(
+    name: str, *, ends_service: bool = False, ends_all: bool = False
+) -> Callable[[Callable[[Scene], str]], Callable[[Scene], str]]:
     """Declares a fault: a function with a sentence as its docstring. `ends_service`: `pollux up` has to follow."""
 
     def declare(inject: Callable[[Scene], str]) -> Callable[[Scene], str]:
-        FAULTS[name] = Fault(name, inject, ends_service)
+        FAULTS[name] = Fault(name, inject, ends_service or ends_all, ends_all)
         return inject
 
     return declare

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -78,19 +79,19 @@ def move_log_away(scene: Scene) -> str:
 @fault("damaged-checkpoint")
 def damage_checkpoint(scene: Scene) -> str:
     """The newest checkpoint of a job is damaged, and all of its replicas are killed."""
-    jobs: dict[str, list[Process]] = {}
-    for one in scene.some(Role.REPLICA):
-        jobs.setdefault(one.job, []).append(one)
-    fit = [job for job in jobs if len(_checkpoints(scene, job)) > 1]
-    if not fit:
-        raise NotNow("no job that runs has two checkpoints")
-    job = scene.draw.choice(fit)
-    for one in jobs[job]:
-        scene.bed.send(one, 19)  # stands still: it must not save another one in between
+
+    def fit() -> list[Process]:
+        return [one for one in scene.bed.find(Role.REPLICA) if len(_checkpoints(scene, one.job)) > 1]
+
+    found = scene.wait(fit, "no job that runs has two checkpoints")
+    job = scene.draw.choice(sorted({one.job for one in found}))
+    replicas = [one for one in found if one.job == job]
+    for one in replicas:
+        scene.bed.send(one, signal.SIGSTOP)  # it must not save another one in between
     *_, newest = _checkpoints(scene, job)
     files = sorted(path for path in newest.iterdir() if path.name != MANIFEST)
     damaged = _damage_end(scene, scene.draw.choice([*files, newest / MANIFEST]), FEW_BYTES)
-    return f"{job}: {damaged} of {newest.name}; {scene.kill(jobs[job])}"
+    return f"{job}: {damaged} of {newest.name}; {scene.kill(replicas)}"
 
 
 def _checkpoints(scene: Scene, job: str) -> list[Path]:

@@ -68,7 +68,7 @@ def kill_node(scene: Scene) -> str:
 _declare_stops("node", "everything on a node", lambda scene: scene.of_node(_node(scene)))
 
 
-@fault("kill-everything", ends_service=True)
+@fault("kill-everything", ends_all=True)
 def kill_everything(scene: Scene) -> str:
     """kill -9 of the service, of all nodes and of all that runs on them."""
     count = 0
@@ -77,7 +77,7 @@ def kill_everything(scene: Scene) -> str:
     return f"killed all {count} processes"
 
 
-@fault("power-cut", ends_service=True)
+@fault("power-cut", ends_all=True)
 def power_cut(scene: Scene) -> str:
     """The machine goes down and comes back: everything is killed, and the nodes find another boot id."""
     text = kill_everything(scene)

@@ -62,4 +62,5 @@ def rounds(seed: int, faults: Sequence[Fault]) -> Iterator[Round]:
             fault = deck.pop()
             strikes.append(Strike(fault, draw.uniform(0.0, 0.6) if strikes else 0.0, f"{seed}/{count}/{fault.name}"))
             count += 1
+        strikes.sort(key=lambda strike: strike.fault.ends_all)
         yield Round(tuple(strikes), draw.random() >= OVERLAP, draw.uniform(0.0, 1.5))

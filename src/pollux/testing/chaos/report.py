@@ -20,6 +20,7 @@ def summary(results: Sequence[Result]) -> str:
         )
     for result in results:
         lines += ["", f"seed {result.seed}, {result.seconds:.0f} s:"]
+        lines.append(f"  the longest hang was that of {result.longest_hang or 'nobody'}")
         lines.append("  faults: " + ", ".join(f"{name} {count}" for name, count in sorted(result.injected.items())))
         lines.append("  jobs: " + ", ".join(f"{count} {phase}" for phase, count in result.jobs.most_common()))
         never = {name: why for name, why in result.skipped.items() if name not in result.injected}
