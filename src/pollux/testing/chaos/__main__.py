@@ -17,7 +17,7 @@ MINUTES = 5.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0, 1 if something was broken, 2 for wrong input."""
+    """The exit code: 0, 1 if something was broken, 2 for wrong input, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pollux.testing.chaos", description="Disturb a cluster by a seed.")
     parser.add_argument("--minutes", type=float, help=f"for how long faults fall (default {MINUTES:g})")
     parser.add_argument("--faults", type=int, help="end after so many instead")
@@ -36,11 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     minutes = MINUTES if given.minutes is None and given.faults is None else given.minutes
     results = []
-    with ended_by_sigterm():
-        for seed in given.seed:
-            bed = LocalBed()
-            _say(f"seed {seed}: a cluster in {bed.home}")
-            results.append(run_campaign(bed, seed, faults, minutes=minutes, most_faults=given.faults, say=_say))
+    try:
+        with ended_by_sigterm():
+            for seed in given.seed:
+                bed = LocalBed()
+                _say(f"seed {seed}: a cluster in {bed.home}")
+                results.append(run_campaign(bed, seed, faults, minutes=minutes, most_faults=given.faults, say=_say))
+    except KeyboardInterrupt:
+        print("Interrupted: the cluster is ended, and its files are removed.", file=sys.stderr)
+        return 130
     print()
     print(summary(results))
     return 1 if any(result.violations for result in results) else 0
