@@ -14,7 +14,7 @@ from typing import TypeVar
 from pollux.testing.chaos.bed import Bed
 from pollux.testing.chaos.jobs import Crew
 from pollux.testing.chaos.processes import Process, Role
-from pollux.testing.chaos.scripts.quick import HANG_AFTER_S
+from pollux.testing.chaos.quick import HANG_AFTER_S
 from pollux.testing.chaos.violations import Violation
 from pollux.testing.chaos.watch import Watch
 

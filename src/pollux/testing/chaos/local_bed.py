@@ -17,18 +17,17 @@ from pollux.errors import Temporary
 from pollux.service.place import ClusterFolder
 from pollux.testing.chaos.bed import Record, Told
 from pollux.testing.chaos.processes import Process, Role, processes_of
+from pollux.testing.chaos.quick import RETRY_PAUSE_S
 from pollux.wire.service_client import ServiceClient
 
 SCRIPTS = Path(__file__).with_name("scripts")
-QUICK = SCRIPTS / "quick.py"
+QUICK = Path(__file__).with_name("quick.py")
 UP_TIMEOUT_S = 90.0
 COMMAND_TIMEOUT_S = 120.0
 DISK_BYTES = 256 * 2**20
 BALLAST = ".ballast"
 SETTINGS = ("--interval", "1", "--set", "policy.realloc_delay_s=0.5")
 """Rounds often, and re-allocations worth while for jobs of seconds."""
-RETRY_PAUSE_S = 0.2
-"""As in scripts/quick.py."""
 
 
 class LocalBed:

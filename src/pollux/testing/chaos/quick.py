@@ -1,4 +1,4 @@
-"""`pollux` with short patience: `python quick.py up …`. All else is as users have it.
+"""`pollux` with short patience: `python quick.py up …`, by its path. All else is as users have it.
 
 No option of `pollux up` says how long replicas may be silent, nodes away, or jobs pause between two tries: nobody needs
 to choose that. A campaign that waited for all of it would be one of waiting.
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from pollux.service.options import ServiceOptions
 
 HANG_AFTER_S = 5.0
+RETRY_PAUSE_S = 0.2
 NODE_OPTIONS = (
     *("--hang-after", f"{HANG_AFTER_S:g}", "--heartbeat", "0.5", "--node-timeout", "10"),
     *("--stuck-timeout", "20", "--ready-timeout", "40"),
 )
-PATIENCE = {"node_options": NODE_OPTIONS, "node_grace_s": 15.0, "retry_pause_s": 0.2, "recovery_s": 30.0}
+PATIENCE = {"node_options": NODE_OPTIONS, "node_grace_s": 15.0, "retry_pause_s": RETRY_PAUSE_S, "recovery_s": 30.0}
 
 
 def impatient(options: ServiceOptions) -> ServiceOptions:

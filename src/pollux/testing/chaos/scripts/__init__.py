@@ -1,1 +1,0 @@
-"""Programs that jobs of a campaign run. Nobody imports them: they are handed to `pollux submit` by their paths."""
