@@ -263,7 +263,8 @@ class _Campaign:
             self._bed.folder.token_file.write_text(self._token)
         told = self._bed.up()
         if not told.is_good:
-            raise AbortedError(f"pollux up {told}")
+            self._violate(Kind.NO_RECOVERY, f"pollux up after everything was killed {told}")
+            raise AbortedError("the cluster cannot be started any more")
 
     # Small things
 
