@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.views import SUCCEEDED
 
-from pollux.core import FrozenMap, JobId, Phase
+from pollux.core import Phase
 from pollux.testing.chaos.bed import Record, Sent
 from pollux.testing.chaos.checks import Truth, check_job
 from pollux.testing.chaos.jobs import FOR_EVER, Ticket
@@ -17,10 +18,6 @@ from pollux.testing.chaos.processes import Process, Role
 from pollux.testing.chaos.violations import Kind
 from pollux.wire.api import JobView
 
-SUCCEEDED = JobView(
-    JobId("works-1"), "works", "000-works", Phase.SUCCEEDED, True, 0, 1, 1, 0, FrozenMap({}), None, 1, 0, 0, 0, 0.0,
-    1.0, 9.0, 8.0,
-)  # fmt: skip
 FAILED = replace(SUCCEEDED, phase=Phase.FAILED, failures=1)
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pollux.core import Phase
 from pollux.errors import PolluxError
 from pollux.testing.chaos.bed import Bed
 from pollux.testing.chaos.witness import size_of
@@ -21,21 +22,25 @@ RETRYING = "its next try"
 
 @dataclass
 class _Pulse:
-    """When a job last gave a sign of progress, by the monotonic clock."""
+    """How a job gets on."""
 
     folder: Path
-    since_s: float
+    """Of its witnesses."""
     known_s: float
-    """When the service last knew it."""
-    sign: tuple[object, ...] = ()
+    """When the service last knew it, by the monotonic clock."""
+    size: int = 0
+    """Of what its witnesses have written."""
+    stalled_s: float = 0.0
+    """For how long they should have written something and have not."""
 
 
 class Watch:
     """A thread of its own: `start`, `close`. What it has seen may be asked at any time.
 
-    A hang is a time in which no process of a job wrote anything and the service said nothing new of it, although it
-    holds GPUs; or in which that is so of all jobs that have not ended, be they waiting; or in which the service did not
-    answer. That somebody keeps the cluster from working for some seconds is no excuse: the bound is far above that.
+    A job hangs while none of its processes writes anything although it holds GPUs, or could: as many are free as it
+    needs, and it does not pause after a failure. That the service says something new of it, again and again, is no
+    progress. All hang if nobody writes and the service says nothing new; the service, while it does not answer. That
+    somebody keeps the cluster from working for some seconds is no excuse: the bound is far above that.
     """
 
     def __init__(self, bed: Bed) -> None:
@@ -43,7 +48,7 @@ class Watch:
         self.longest_hang = ""
         """What hung so long."""
         self.still_s = 0.0
-        """For how long no job that has not ended has given a sign, now."""
+        """For how long nothing at all has been heard of the jobs that have not ended, now."""
         self.changed: list[str] = []
         """Outcomes that were not the last word."""
         self.looked_s = time.monotonic()
@@ -52,6 +57,8 @@ class Watch:
         self._views: dict[str, JobView] = {}
         self._ends: dict[str, JobView] = {}
         self._pulses: dict[str, _Pulse] = {}
+        self._signs: tuple[object, ...] = ()
+        self._moved_s = self._counted_s = time.monotonic()
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
@@ -68,9 +75,8 @@ class Watch:
 
     def expect(self, job: str, folder: Path) -> None:
         """A job that was taken, and the folder of its witnesses."""
-        now_s = time.monotonic()
         with self._lock:
-            self._pulses.setdefault(job, _Pulse(folder, now_s, now_s))
+            self._pulses.setdefault(job, _Pulse(folder, time.monotonic()))
 
     def view(self, job: str) -> JobView | None:
         """As the service said last."""
@@ -107,9 +113,10 @@ class Watch:
     def look(self) -> None:
         """Once, now."""
         views: tuple[JobView, ...] | None = None
+        free = 0
         asked_s = time.monotonic()
         with suppress(PolluxError, OSError), self._bed.client(5.0) as client:
-            views = client.jobs(all=True).jobs
+            views, free = client.jobs(all=True).jobs, client.cluster().free_gpus
         with self._lock:
             if views is None:
                 self._measure(asked_s - self.looked_s, "the service, which does not answer")
@@ -118,7 +125,7 @@ class Watch:
             self._views = {view.id: view for view in views}
             for view in views:
                 self._note_end(view)
-            self._count()
+            self._count(free)
 
     def _note_end(self, view: JobView) -> None:
         before = self._ends.get(view.id)
@@ -130,23 +137,28 @@ class Watch:
             if view.phase.is_terminal:
                 self._ends[view.id] = view
 
-    def _count(self) -> None:
+    def _count(self, free_gpus: int) -> None:
         now_s = time.monotonic()
-        idle = []
+        passed_s, self._counted_s = now_s - self._counted_s, now_s
+        signs: list[object] = []
         for job, pulse in self._pulses.items():
             view = self._views.get(job)
             if job in self._ends or view is None:  # one that nobody knows is lost, which is worse than a hang
                 continue
             pulse.known_s = now_s
-            sign = (size_of(pulse.folder), view.phase, view.generation, view.failures, view.gpus)
-            if sign != pulse.sign or view.waits_for.startswith(RETRYING):
-                pulse.sign, pulse.since_s = sign, now_s
-            if view.phase.holds_gpus:
-                self._measure(now_s - pulse.since_s, f"{job}, which is {view.phase}")
-            idle.append(now_s - pulse.since_s)
-        self.still_s = min(idle, default=0.0)
-        if idle:
-            self._measure(self.still_s, "all jobs")
+            size, before = size_of(pulse.folder), pulse.size
+            pulse.size = size
+            could = view.phase is Phase.PENDING and free_gpus >= view.min_gpus
+            if size != before:
+                pulse.stalled_s = 0.0
+            elif (could or view.phase.holds_gpus) and not view.waits_for.startswith(RETRYING):
+                pulse.stalled_s += passed_s
+            self._measure(pulse.stalled_s, f"{job}, which is {view.phase}")
+            signs.append((job, size, view.phase, view.generation, view.waits_for.startswith(RETRYING) and now_s))
+        if self._signs != tuple(signs):
+            self._signs, self._moved_s = tuple(signs), now_s
+        self.still_s = now_s - self._moved_s if signs else 0.0
+        self._measure(self.still_s, "all jobs")
 
     def _measure(self, seconds: float, what: str) -> None:
         if seconds > self.longest_hang_s:
