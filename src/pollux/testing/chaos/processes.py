@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -103,8 +104,9 @@ def _role(pid: int, command: str, folder: ClusterFolder, keepers: set[int]) -> R
 
 
 def _node_of(command: str, folder: ClusterFolder) -> str:
-    _, is_of_node, rest = command.partition(f"\0--dir\0{folder.nodes}{os.sep}")
-    return rest.partition("\0")[0] if is_of_node else ""
+    """Whose folder it names; empty: none."""
+    found = re.search(rf"\0{re.escape(str(folder.nodes))}/([^/\0]+)", command)
+    return found[1] if found else ""
 
 
 def _table(home: Path) -> Iterator[tuple[int, str]]:
