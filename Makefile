@@ -26,7 +26,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run simulate test lint format bench constraints clean distclean
+.PHONY: help setup run simulate test lint format bench chaos constraints clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -58,6 +58,10 @@ format: $(STAMP) ## Rewrite the code in the project's format, mend what ruff can
 bench: $(STAMP) ## Measure, and write benchmarks/RESULTS.md (ONLY=area for one area)
 	@$(COMPILE)
 	@$(PY) -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+chaos: $(STAMP) ## Kill, stop and damage parts of a live cluster with real jobs, by a seed (MINUTES=5 SEED=0 ARGS=--list)
+	@$(COMPILE)
+	@$(PY) -m pollux.testing.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 constraints: ## Renew constraints.txt: the newest versions that pyproject.toml allows (torch by hand: its builds differ)
 	@$(FIND_PYTHON); \

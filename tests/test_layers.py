@@ -59,11 +59,13 @@ ROOMS = {
     "cli.plots": Room({"core", "goodput", "applications", "cli"}, {"numpy", "matplotlib"}),
     "dashboard": Room({"core", "wire"}),
     "testing": Room({*BELOW_FACES, "cli"}, {"numpy", "pytest", "hypothesis"}),
+    # What jobs run: by its path, so that it finds what is beside it by its bare name.
+    "testing.chaos.scripts": Room({*BELOW_FACES, "cli", "torch"}, {"torch", "nonsense"}),
 }
 
 # The libraries that must be loaded in one place only; sqlite3 is one of them although Python ships it.
 HOMES = {
-    "torch": {"agent"},
+    "torch": {"agent", "testing.chaos.scripts"},
     "ray": {"providers.ray"},
     "kubernetes": {"providers.kubernetes"},
     "starlette": {"service"},
