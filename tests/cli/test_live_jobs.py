@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from tests.cli.live_cluster import LiveFake, serving, short_folder
 from typer.testing import CliRunner
 
 from pollux.cli import jobs as cli_jobs
+from pollux.cli import standing
 from pollux.cli.columns import fitted
 from pollux.cli.finding import find
 from pollux.cli.main import app
@@ -68,11 +70,14 @@ class TestFinding:
     def test_another_folder_is_named_in_the_way_out(self, home):
         assert f"pollux up --dir {home}/b" in run("ps", "--dir", f"{home}/b", code=1).stderr
 
-    def test_a_service_that_does_not_listen_yet_is_waited_for(self, home):
+    def test_a_service_that_does_not_listen_yet_is_waited_for(self, home, monkeypatch):
+        monkeypatch.setattr(standing, "SETTLE_S", 0.1)
         folder = ClusterFolder()
         folder.make()
         folder.lock()
-        assert "just starting" in run("top", code=1).stderr
+        told = run("top", code=1).stderr
+        assert f"is just starting, or its service hangs (pid {os.getpid()})" in told
+        assert "kill it with kill -9" in told
         folder.unlock()
 
     def test_an_address_may_come_from_the_environment(self, service, home, monkeypatch):
@@ -107,7 +112,29 @@ class TestFinding:
             assert "has ended; its daemons and jobs go on: pollux up finds them, pollux down ends them" in told
         assert "No cluster runs" in run("ps", code=1).stderr
 
-    def test_a_token_that_cannot_be_read_is_told(self, service, home):
+    def test_files_that_were_removed_are_waited_for(self, service, home, monkeypatch):
+        monkeypatch.setattr(standing, "SETTLE_S", 60.0)
+        folder = ClusterFolder()
+        running, token = folder.running(), folder.token()
+        for name in ("token", "service.json"):
+            (folder.path / name).unlink()
+
+        def write_again():
+            folder.write_service_file(running)
+            (folder.path / "token").write_text(token)
+
+        timer = threading.Timer(0.5, write_again)
+        timer.start()
+        assert json.loads(run("ps", "--json").stdout) == []
+        timer.join()
+
+    def test_what_the_service_warns_of_is_noted(self, service):
+        service.warnings = ("The disk is full.",)
+        assert run("ps").stderr.startswith("The disk is full.\n")
+        assert run("ps", "--json").stderr == "The disk is full.\n"
+
+    def test_a_token_that_cannot_be_read_is_told(self, service, home, monkeypatch):
+        monkeypatch.setattr(standing, "SETTLE_S", 0.1)
         (home / "cluster" / "token").rename(home / "cluster" / "gone")
         assert "cannot be read: No such file" in run("ps", code=1).stderr
 

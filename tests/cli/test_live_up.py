@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
 from tests.cli.live_cluster import LiveFake, serving, short_folder
 from typer.testing import CliRunner
 
+from pollux import __version__
 from pollux.cli import doctor, up
 from pollux.cli import down as cli_down
 from pollux.cli.main import app
@@ -288,6 +290,43 @@ class TestDown:
         folder.write_service_file(ServiceFile(4242, "http://127.0.0.1:9", "0.1", 1.0))
         assert "kill -9 4242" in run("down", "--timeout", "1", code=1).stderr
         folder.unlock()
+
+    def test_one_that_never_says_where_it_is_is_told_with_its_pid(self, monkeypatch):
+        monkeypatch.setattr(cli_down, "HUNG_S", 0.5)
+        monkeypatch.setattr(cli_down, "FIRST_WORD_S", 0.0)
+        folder = ClusterFolder()
+        folder.make()
+        folder.lock()
+        told = run("down", code=1).stderr
+        assert f"Waiting for the service (pid {os.getpid()}) to answer." in told
+        assert (
+            f"hangs. It does not say where it listens. Kill it with kill -9 {os.getpid()}, and run pollux down" in told
+        )
+        folder.unlock()
+
+    def test_one_that_loses_its_files_is_waited_for(self):
+        place = ClusterFolder()
+
+        class Ending(LiveFake):
+            def end(self, *, stop_jobs):
+                super().end(stop_jobs=stop_jobs)
+                place.unlock()
+
+        service = Ending()
+        with serving(service, place) as url:
+            folder, token = ClusterFolder(), place.token()
+            for name in ("token", "service.json"):
+                (folder.path / name).unlink()
+
+            def write_again():
+                (folder.path / "token").write_text(token)
+                folder.write_service_file(ServiceFile(4242, url, __version__, 1.0))
+
+            timer = threading.Timer(0.5, write_again)
+            timer.start()
+            assert "has ended" in run("down").stdout
+            timer.join()
+        assert service.ended_with == [True]
 
     def test_what_a_killed_service_left_is_ended(self, home, monkeypatch):
         folder = ClusterFolder()

@@ -113,6 +113,7 @@ def _ask_to_end(folder: ClusterFolder, leave_jobs: bool, until_s: float) -> tupl
 
     It may just be starting, or have to write again where it is. Of one that gives no sign of life people are told.
     """
+    from pollux.node.locks import holder
     from pollux.wire.service_client import ServiceClient
 
     silent_s, tell_s = time.monotonic(), time.monotonic() + FIRST_WORD_S
@@ -132,7 +133,7 @@ def _ask_to_end(folder: ClusterFolder, leave_jobs: bool, until_s: float) -> tupl
         except Permanent as failure:  # of the token
             problem = str(failure)
         if time.monotonic() > min(until_s, silent_s + HUNG_S):
-            pid = f"{file.pid}" if file else f"PID ({folder.holder})"
+            pid = file.pid if file else holder(folder.lock_file) or f"PID ({folder.holder})"
             raise Permanent(
                 f"The service of the cluster in {folder.path} hangs. {problem} Kill it with kill -9 {pid}, and run "
                 f"pollux down{option(folder)} again: it ends the rest."
