@@ -23,6 +23,7 @@ from pollux.providers.local import devices
 from pollux.service.place import ClusterConfig, ClusterFolder, ServiceFile
 
 runner = CliRunner()
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as another user")
 STUB = textwrap.dedent(
     """
     import asyncio, os, signal, sys
@@ -162,6 +163,42 @@ class TestUp:
         assert "--policy = 'srtf'" in run("up", "--policy", "srtf", code=2).stderr
         assert "--interval = -1.0" in run("up", "--interval", "-1", code=2).stderr
 
+    @pytest.mark.parametrize("name", ["A=5ecret", "POLLUX_URL", "A-B"])
+    def test_variables_that_jobs_cannot_be_given_are_told(self, name):
+        told = run("up", "--job-env", name, code=2).stderr
+        assert "--job-env" in told
+        assert "5ecret" not in told
+        assert "--job-env" in run("node", "--job-env", name, code=2).stderr
+
+    def test_a_variable_that_is_not_set_is_noted(self, stub, monkeypatch):
+        monkeypatch.setenv("IS_SET", "1")
+        told = run("up", "--job-env", "IS_SET", "--job-env", "IS_NOT_SET").stderr
+        assert "jobs do not find it: IS_NOT_SET." in told
+
+    def test_another_user_for_jobs_is_for_root(self, monkeypatch):
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        for command in ("up", "node"):
+            assert "only root can run jobs as another user" in run(command, "--job-user", "nobody", code=2).stderr
+
+    @needs_root
+    def test_a_user_that_will_not_do_is_told(self):
+        for command in ("up", "node"):
+            assert "no user of this machine" in run(command, "--job-user", "no-such-user", code=2).stderr
+        assert "may read everything" in run("up", "--job-user", "root", code=2).stderr
+
+    @needs_root
+    def test_a_folder_that_jobs_cannot_get_to_is_told(self, home):
+        told = run("up", "--job-user", "nobody", code=2).stderr
+        assert f"past {home}" in " ".join(told.split())
+        assert "--dir" in told
+
+    @needs_root
+    def test_jobs_that_go_on_keep_their_user(self, home, monkeypatch):
+        monkeypatch.setattr(up, "has_daemons", lambda folder: True)
+        home.chmod(0o711)
+        told = run("up", "--job-user", "nobody", code=1).stderr
+        assert "jobs run as the user who started it, and nobody is asked for" in " ".join(told.split())
+
     def test_in_the_foreground_it_serves_itself(self, monkeypatch):
         from pollux.service import serving as service_process
 
@@ -184,6 +221,18 @@ class TestRemembering:
     def test_what_is_given_wins(self):
         now = self.merged(nodes=3, slots=0, settings=["policy.p=-2"], interval=5.0, port=0)
         assert now == ClusterConfig(3, None, "pollux", FrozenMap({"p": -2}), 5.0, "127.0.0.1", 0)
+
+    def test_what_jobs_find_and_whom_they_run_as_is_remembered_until_it_is_taken_back(self, monkeypatch):
+        monkeypatch.setattr("pollux.node.accounts.account_of", lambda name: None)
+        told = up.with_jobs(self.BEFORE, ["B", "A", "B"], "nobody")
+        folder = ClusterFolder()
+        folder.make()
+        folder.write_config(told)
+        assert folder.config() == told
+        assert (told.job_env, told.job_user) == (("B", "A"), "nobody")
+        assert up.with_jobs(told, None, None) == told
+        assert up.with_jobs(told, ["C"], None).job_env == ("C",)
+        assert up.with_jobs(told, [""], "") == self.BEFORE
 
     def test_another_policy_begins_without_options(self):
         assert self.merged(policy="fifo").policy_options == FrozenMap()

@@ -7,6 +7,7 @@ import socket
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ from pollux.core import (
 )
 from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
 from pollux.node import daemon, hosting, roster
+from pollux.node.accounts import account_of
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
 from pollux.node.hosting import UNKNOWN_EXIT
+from pollux.wire.credentials import ReplicaIdentity, credential
 from pollux.wire.entries import CheckpointSaved
 from pollux.wire.frames import ask, parse_address
 from pollux.wire.messages import MAX_MESSAGE_BYTES, pack
@@ -544,6 +547,35 @@ class TestHome:
 
 
 class TestTheFolder:
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as another user")
+    def test_lets_jobs_of_another_user_through_to_what_is_theirs(self, folder):
+        def mode(*names):
+            state = (folder / "b").joinpath(*names).stat()
+            return stat.S_IMODE(state.st_mode), state.st_uid
+
+        uid = account_of("nobody").uid
+        node = Node(folder / "b", "b", job_user="nobody").start()
+        try:
+            node.ask(replace(spawn(folder, "1-0"), experience="told"))
+            node.pid("1-0")
+            assert {mode(), mode("jobs"), mode("jobs", "j")} == {(0o711, 0)}
+            assert {mode("node.sock"), mode("jobs", "j", "experience.json")} == {(0o600, uid)}
+            assert mode("jobs", "j", "logs") == (0o700, 0)
+            assert {mode("token"), mode("node.json"), mode("jobs", "j", "replicas.json")} == {(0o600, 0)}
+            node.stop()
+            node.options = replace(node.options, job_user="")
+            node.start()
+            assert {mode(), mode("jobs"), mode("jobs", "j"), mode("jobs", "j", "logs")} == {(0o700, 0)}
+            assert mode("node.sock") == (0o600, 0)
+        finally:
+            node.end()
+
+    def test_refuses_the_credential_of_a_job_as_its_token(self, folder):
+        given = folder / "given"
+        given.write_text(credential("0123456789abcdef", ReplicaIdentity("j", "1-0")))
+        with pytest.raises(InvalidSpec, match="credential of a job"):
+            StateFolder(folder / "c", given)
+
     def test_is_private_and_has_a_token(self, node, folder):
         assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "a" / "token").stat().st_mode) == 0o600

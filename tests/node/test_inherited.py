@@ -19,6 +19,7 @@ SHELL = {
 SECRETS = {
     **{"HF_TOKEN": "s", "AWS_SECRET_ACCESS_KEY": "s", "NVIDIA_API_KEY": "s", "CUDA_LICENSE_TOKEN": "s"},
     **{"POLLUX_TOKEN_FILE": "s", "POLLUX_URL": "s", "POLLUX_CREDENTIAL": "s", "POLLUX_HOME": "s"},
+    **{"POLLUX_COMPRESS": "20", "POLLUX_MACHINE_SLOTS": "9", "POLLUX_REALLOC_DELAY_S": "1"},
     **{"SSH_AUTH_SOCK": "s", "GIT_ASKPASS": "s", "WANDB_API_KEY": "s", "LD_PRELOAD": "s", "ANYTHING": "s"},
 }
 OTHER = Account("b", 1000, 1000, (1000,), "/home/b", "/bin/sh")

@@ -323,17 +323,17 @@ class TestDaemons:
 
         asyncio.run(story())
 
-    def test_do_not_find_a_pace_that_only_the_shell_has(self, folder):
-        shell = {**os.environ, "POLLUX_COMPRESS": "20", "POLLUX_MACHINE_SLOTS": "9", "POLLUX_REALLOC_DELAY_S": "1"}
-
+    def test_jobs_of_a_daemon_that_passes_on_other_variables_get_another_daemon(self, folder):
         async def story():
-            async with started(folder, environment={**shell, "OTHER": "1"}):
-                said = await answers(folder)
-                names = {
-                    line.partition(b"=")[0] for line in Path(f"/proc/{said.pid}/environ").read_bytes().split(b"\0")
-                }
-                assert b"OTHER" in names
-                assert not names & {b"POLLUX_COMPRESS", b"POLLUX_MACHINE_SLOTS", b"POLLUX_REALLOC_DELAY_S"}
+            async with started(folder, job_env=("A", "B"), environment={**os.environ, "A": "1", "C": "2"}, end=False):
+                first = await answers(folder)
+                assert (first.job_env, first.job_user) == (("A", "B"), "")
+            async with started(folder, job_env=("A", "B"), end=False):
+                assert (await answers(folder)).pid == first.pid
+            async with started(folder, job_env=("C",)):
+                while (second := await answers(folder)).job_env != ("C",):
+                    await asyncio.sleep(0.02)
+                assert second.pid != first.pid
 
         asyncio.run(story())
 

@@ -1,6 +1,7 @@
 """The folder of a cluster: who may read it, who may run in it, and what it says of both."""
 
 import json
+import os
 import shutil
 import stat
 import tempfile
@@ -10,6 +11,7 @@ import pytest
 
 from pollux.core import FrozenMap
 from pollux.errors import InvalidSpec, Permanent
+from pollux.node.accounts import account_of
 from pollux.service.place import ClusterConfig, ClusterFolder, ServiceFile, read_token
 
 FILE = ServiceFile(pid=4242, url="http://127.0.0.1:7333", version="0.1", started_at_s=1.5)
@@ -36,6 +38,32 @@ def test_it_is_in_the_users_own_folder_of_pollux(monkeypatch):
 def test_nobody_else_may_read_it_or_its_token(made):
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
     assert stat.S_IMODE(made.token_file.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_jobs_of_another_user_pass_through_to_their_checkpoints_and_read_nothing_else(made):
+    def mode(path):
+        return stat.S_IMODE(path.stat().st_mode), path.stat().st_uid
+
+    user, ours, theirs = account_of("nobody"), made.checkpoint_dir("j-1"), made.checkpoint_dir("j-2")
+    ours.mkdir(parents=True)
+    (ours / "saved").touch()
+    made.make_checkpoints("j-1", str(ours))
+    assert mode(ours)[1] == 0  # there is no other user yet
+    made.admit(user)
+    for job, folder in (("j-1", ours), ("j-2", theirs)):
+        made.make_checkpoints(job, str(folder))
+        assert mode(folder) == (0o700, user.uid)
+        assert mode(folder.parent) == (0o711, 0)
+    assert mode(ours / "saved")[1] == user.uid
+    elsewhere = made.path.parent / "elsewhere"
+    made.make_checkpoints("j-3", str(elsewhere))
+    assert not elsewhere.exists()
+    assert {mode(path) for path in (made.path, made.nodes, made.jobs)} == {(0o711, 0)}
+    made.make()  # by somebody who tries to start another one
+    assert mode(made.path) == (0o711, 0)
+    made.admit(None)
+    assert {mode(path) for path in (made.path, made.nodes, made.jobs)} == {(0o700, 0)}
 
 
 def test_the_token_stays(made):

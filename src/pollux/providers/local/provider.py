@@ -24,17 +24,13 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 WHILE_STARTING_S = 0.1
-NOT_INHERITED = ("POLLUX_COMPRESS", "POLLUX_REALLOC_DELAY_S", "POLLUX_MACHINE_SLOTS")
-"""What makes replicas keep a pace. It reaches them through `replica_env` alone: one who has it in the shell, for a
-script that runs by itself, does not change what a cluster is."""
 
 
 class LocalProvider(Provider):
     """The nodes n0, n1 … with their state in `folder`/nodes; one provider at a time uses a folder.
 
     GPUs are shared out evenly; on a machine without, each node has `slots` CPU slots, by default its share of the
-    cores. `options`: more of `pollux node`. `environment`: of the daemons, by default ours; without what is
-    `NOT_INHERITED`. `labels`: of every node.
+    cores. `options`: more of `pollux node`. `environment`: of the daemons, by default ours. `labels`: of every node.
     `replica_env`: what every replica finds in its environment; `job_env`: names of what it finds there as the daemons
     do. `job_user`: whom jobs run as. `gpu_type`: what the slots are called instead of what
     they are; they are CPU slots then, and no GPU is used. `InvalidSpec` if the folder, the token or the numbers will
@@ -62,8 +58,7 @@ class LocalProvider(Provider):
         self._folder = folder.absolute() / "nodes"
         self._token_file = token_file
         self._options = tuple(options)
-        given = os.environ if environment is None else environment
-        self._environment = {name: value for name, value in given.items() if name not in NOT_INHERITED}
+        self._environment = dict(os.environ if environment is None else environment)
         self._labels = FrozenMap(labels or {})
         self._replica_env = FrozenMap(replica_env or {})
         self._job_env = tuple(job_env)
