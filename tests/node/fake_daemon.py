@@ -48,6 +48,7 @@ parser.add_argument("--node")
 parser.add_argument("--slots", type=int)
 parser.add_argument("--token-file", type=Path)
 parser.add_argument("--ephemeral", action="store_true")
+parser.add_argument("--inherit-env", action="store_true")
 parser.add_argument("--breaks", action="store_true")
 options = parser.parse_args()
 keeper = options.dir / "keeper.sock"

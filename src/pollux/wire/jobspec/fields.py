@@ -87,8 +87,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "env",
         Environment(),
-        "Environment variables, on top of the cluster's own. null (--env NAME) takes the value from your environment "
-        "when you submit. Values are never shown.",
+        "Environment variables, beside those that all jobs find. null (--env NAME) takes the value from your "
+        "environment when you submit. Values are never shown.",
         {"OMP_NUM_THREADS": "1", "WANDB_API_KEY": None},
         default={},
         also=("environment", "envs", "variables", "vars"),
