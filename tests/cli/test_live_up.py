@@ -175,6 +175,9 @@ class TestUp:
         told = run("up", "--job-env", "IS_SET", "--job-env", "IS_NOT_SET").stderr
         assert "jobs do not find it: IS_NOT_SET." in told
 
+    def test_the_environment_of_root_is_not_for_another_user(self):
+        assert "--inherit-env" in run("node", "--inherit-env", "--job-user", "nobody", code=2).stderr
+
     def test_another_user_for_jobs_is_for_root(self, monkeypatch):
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         for command in ("up", "node"):

@@ -101,6 +101,9 @@ def node(
     if gpu_type is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", gpu_type):
         fix = "Use letters, digits, '-', '_' and '.'"
         raise InvalidInput("--gpu-type", gpu_type, "cannot be the name of a type of GPUs", fix)
+    if inherit_env and job_user:
+        fix = "Leave it out, and name what jobs are to find by --job-env"
+        raise InvalidInput("--inherit-env", True, f"would show the environment of root to {job_user}", fix)
     replica_env = variables(env or ())
     state = StateFolder(folder or pollux_home() / "node", token_file)
     output.note(f"Node {here} keeps its state in {state.path}, its token in {state.token_file}.")

@@ -60,7 +60,8 @@ class TrialCluster:
         self._options += ["--nodes", "1" if use_gpus else str(nodes), "--slots", "0" if use_gpus else str(slots)]
         self._options += options
         kept = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
-        # Each process that belongs to it has the folder in its environment, by which a straggler is found.
+        # Each process that belongs to it names the folder, by which a straggler is found: those that are forked in the
+        # command line of their keeper, all others in their environment.
         self._environment = {**kept, "POLLUX_HOME": str(folder)}
         if not use_gpus:
             self._environment["CUDA_VISIBLE_DEVICES"] = ""
