@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.agent.training import adamw, delivered, expected, loader_of, network, sgd, train
 
-from pollux.agent.environment import BatchVariables, Environment
+from pollux.agent import environment
+from pollux.agent.environment import BatchVariables, Environment, take_credentials
 from pollux.errors import InvalidSpec
 from pollux.torch import Job
 
@@ -39,6 +41,24 @@ def test_variables_of_torchrun_and_of_pollux_are_read(tmp_path):
     assert (read.job, read.generation) == ("ncf-3", 4)
     assert read.checkpoint_dir == Path("/checkpoints")
     assert (read.report_url, read.token) == ("http://127.0.0.1:1", "secret")
+
+
+def test_credentials_are_read_and_not_shown():
+    read = Environment.read({"POLLUX_CREDENTIAL": "5ecret", "POLLUX_JOB_SECRET": "hu5h"})
+    assert (read.credential, read.job_secret) == ("5ecret", "hu5h")
+    assert "5ecret" not in repr(read)
+    assert "hu5h" not in repr(read)
+
+
+def test_a_replica_takes_its_credentials_out_of_what_the_programs_it_starts_inherit(monkeypatch):
+    monkeypatch.setattr(environment, "_taken", {})
+    monkeypatch.setenv("POLLUX_CREDENTIAL", "5ecret")
+    monkeypatch.setenv("POLLUX_JOB_SECRET", "hu5h")
+    take_credentials()
+    assert "5ecret" not in subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    assert (Environment.read().credential, Environment.read().job_secret) == ("5ecret", "hu5h")
+    take_credentials()  # of which there are none
+    assert Environment.read().credential == "5ecret"
 
 
 def test_the_number_of_nodes_follows_from_the_replicas_on_this_one():

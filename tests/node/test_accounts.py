@@ -1,5 +1,6 @@
 """Real users: these need root, as `--job-user` does."""
 
+import asyncio
 import os
 import stat
 import subprocess
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pollux.core import JobId
 from pollux.errors import InvalidSpec
 from pollux.node.accounts import account_of, give, unreachable
+from pollux.node.keeper_client import KeeperClient
+from pollux.wire.nodes import Launch
 
 from .daemons import short_folder
 
@@ -81,3 +85,48 @@ def test_the_folder_that_bars_the_way_is_named(folder):
     assert unreachable(closed / "below", user) == closed
     assert unreachable(open_ / "not there yet", user) is None
     assert unreachable(Path("/"), user) is None
+
+
+@needs_root
+def test_replicas_commands_and_what_imports_their_code_are_that_user_and_write_to_logs_that_it_cannot_find(folder):
+    """One replica is forked from a template, which has become that user before, and cannot open a log any more."""
+    user = account_of("nobody")
+    folder.chmod(0o711)
+    logs, script, module = folder / "logs", folder / "code" / "train.py", folder / "code" / "beside.py"
+    logs.mkdir(mode=0o700)
+    script.parent.mkdir()
+    script.parent.chmod(0o755)
+    module.write_text("import os\nloaded_by = os.getpid(), os.getuid()\n")
+    script.write_text(
+        "import beside\nimport os\n"
+        "print(beside.loaded_by[0] == os.getpid(), beside.loaded_by[1], os.getresuid(), os.getgroups(), flush=True)\n"
+        "open('/dev/stderr', 'a').write('anew\\n')\n"
+        f"try:\n    open({str(logs / 'job-1.log')!r})\nexcept PermissionError:\n    print('closed')\n"
+    )
+    for path in (script, module):
+        path.chmod(0o644)
+    ended: dict[str, int] = {}
+
+    async def story() -> None:
+        client = KeeperClient(user="nobody")
+        client.on_exit = lambda tag, pid, code: ended.__setitem__(tag, code)
+        await client.connect(folder / "keeper", preload=("json",))
+        try:
+            launch = Launch(JobId("job"), str(script), directory=str(folder))
+            await client.spawn("job/1", launch, {}, logs / "job-1.log")
+            command = Launch(JobId("job"), "sh", ("-c", "id -u; id -g; id -G"), directory="/", is_plain=True)
+            await client.spawn("job/2", command, {}, logs / "job-2.log")
+            async with asyncio.timeout(60.0):
+                while len(ended) < 2:
+                    await asyncio.sleep(0.01)
+        finally:
+            await client.close(end=True)
+
+    asyncio.run(story())
+    uids = (user.uid,) * 3
+    expected = [f"False {user.uid} {uids} {list(user.groups)}", "anew", "closed"]
+    assert (logs / "job-1.log").read_text().splitlines() == expected
+    groups = " ".join(map(str, user.groups))
+    assert (logs / "job-2.log").read_text().splitlines() == [str(user.uid), str(user.gid), groups]
+    assert ended == {"job/1": 0, "job/2": 0}
+    assert {path.stat().st_uid for path in logs.iterdir()} == {user.uid}

@@ -33,6 +33,7 @@ POLLUX_FIXED_BATCH                       1: the batch size stays what it is in t
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +136,7 @@ class Environment:
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
         """From these variables, by default the process's own."""
-        given = {**os.environ, **_taken} if variables is None else variables
+        given = ChainMap(_taken, os.environ) if variables is None else variables
         size = _whole(given, "WORLD_SIZE", 1, 1)
         rank = _whole(given, "RANK", 0, 0)
         if rank >= size:

@@ -165,8 +165,9 @@ def _end_daemons(folder: ClusterFolder, left: list[Path]) -> None:
         node, state = NodeId(path.name), StateFolder(path, folder.token_file)
         command = [*launching.COMMAND, "--dir", str(path), "--node", node, "--slots", "1"]
         command += ["--token-file", str(folder.token_file)]
-        if (told := folder.config()) is not None and told.job_user:
-            command += ["--job-user", told.job_user]  # replicas talk to it while they save
+        with suppress(Permanent):  # a damaged file must not keep anything from its end
+            if (told := folder.config()) is not None and told.job_user:
+                command += ["--job-user", told.job_user]  # replicas talk to it while they save
         return SupervisedDaemon(Wanted(node, 1, ""), state, command, os.environ)
 
     async def end() -> None:
