@@ -116,10 +116,12 @@ class TestOptions:
 
     def test_variables_of_a_shell_do_not_make_a_pace(self):
         from pollux.cli.trial.cluster import NOT_OURS
-        from pollux.providers.local.provider import NOT_INHERITED
+        from pollux.node.inherited import inherited
 
-        assert set(NOT_INHERITED) == self.options().replica_env.keys()
-        assert set(NOT_INHERITED) < set(NOT_OURS)
+        pace = self.options().replica_env
+        assert len(pace) == 3
+        assert inherited(pace) == {}
+        assert pace.keys() < set(NOT_OURS)
 
     def test_agents_call_and_judge_it_alike(self):
         pytest.importorskip("torch")
