@@ -129,6 +129,7 @@ def _tell(config: pytest.Config, sentence: str) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.write_line(sentence)
+        reporter.flush()
 
 
 # Garbage: a process, a socket or a file that nobody closed is told of when it is collected. That is to be in the test

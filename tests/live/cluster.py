@@ -19,6 +19,7 @@ from tests.live.course import Course
 
 from pollux.agent.lingering import LINGER_S
 from pollux.cli.down import EXIT_TIMEOUT_S
+from pollux.cli.up import START_TIMEOUT_S
 from pollux.core import Phase
 from pollux.service.place import ClusterFolder
 from pollux.wire.api import EventView, JobView
@@ -27,8 +28,8 @@ from pollux.wire.service_client import ServiceClient
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = Path(__file__).with_name("train.py")
 POLLUX = (sys.executable, "-P", "-m", "pollux.cli.main")
-PATIENCE_S = 120.0
-"""Long past what any step of these tests needs."""
+PATIENCE_S = START_TIMEOUT_S
+"""Long past what any step of these tests needs, and no less than what `pollux up` itself waits."""
 QUICK = ("--interval", "1", "--set", "policy.realloc_delay_s=0.5")
 """Rounds often, and re-allocations worth while for jobs of seconds."""
 
