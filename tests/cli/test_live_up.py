@@ -174,12 +174,8 @@ class TestUp:
 
     def test_a_variable_that_is_not_set_is_noted(self, stub, monkeypatch):
         monkeypatch.setenv("IS_SET", "1")
-<<<<<<< HEAD
-        told = run("up", "--job-env", "IS_SET", "--job-env", "IS_NOT_SET").stderr
-=======
         told = run("up", "--job-env", "IS_SET", "--job-env", "IS_NOT_SET", "--port", "0").stderr
         run("down")
->>>>>>> wt-creds
         assert "jobs do not find it: IS_NOT_SET." in told
 
     def test_the_environment_of_root_is_not_for_another_user(self):

@@ -27,10 +27,6 @@ from pollux.node import daemon, hosting, roster
 from pollux.node.accounts import account_of
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
-<<<<<<< HEAD
-=======
-from pollux.node.hosting import UNKNOWN_EXIT
->>>>>>> wt-creds
 from pollux.wire.credentials import ReplicaIdentity, credential
 from pollux.wire.entries import CheckpointSaved
 from pollux.wire.frames import ask, parse_address

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,7 +15,7 @@ from pollux.errors import Permanent
 from pollux.node import daemon, exits
 from pollux.node.claims import NOT_MINE, make_claim, new_claim, settle_claim, settle_last_claim
 from pollux.node.exit_codes import HOPELESS
-from pollux.node.keeper_client import WITNESS
+from pollux.node.keeper_client import KEEPER, WITNESS
 from pollux.node.processes import command_of, is_running, parent_of, start_ticks
 from pollux.wire.nodes import Launch, ListRuns, ReadLog, RunJob
 
@@ -38,15 +39,23 @@ def node(folder):
 
 
 def started(node, *words, **more):
-    """A command that runs: itself, its keeper and its witness."""
+    """A command that runs: itself, its shim, their keeper and its witness."""
     with node.watching("j") as watching:
         run(node, *words, **more)
         watching.event(ReplicasReady)
     pid = node.replicas()["1-1"].pid
-    keeper = parent_of(pid)
-    assert "pollux.node.keeper" in command_of(keeper)
+    shim = parent_of(pid)
+    keeper = parent_of(shim)
+    assert KEEPER in command_of(keeper)
     assert WITNESS in command_of(parent_of(keeper))
-    return pid, keeper, parent_of(keeper)
+    return Watched(pid, shim, keeper, parent_of(keeper))
+
+
+class Watched(NamedTuple):
+    pid: int
+    shim: int
+    keeper: int
+    witness: int
 
 
 def until_file(script, gate):
@@ -63,7 +72,7 @@ def kill(pid):
 class TestAKeeperThatIsKilled:
     @pytest.mark.parametrize(("script", "expected"), [("exit 0", None), ("exit 7", 7), ("kill -6 $$", -6)])
     def test_its_commands_end_as_they_really_do(self, node, folder, script, expected):
-        _, keeper, _ = started(node, *until_file(script, folder / "gate"))
+        keeper = started(node, *until_file(script, folder / "gate")).keeper
         with node.watching("j") as watching:
             kill(keeper)
             (folder / "gate").touch()
@@ -75,7 +84,7 @@ class TestAKeeperThatIsKilled:
         assert not list((node.folder / "exits").iterdir())
 
     def test_it_takes_the_daemon_along_and_the_command_ends_before_the_next_one(self, node, folder):
-        pid, keeper, _ = started(node, *until_file("exit 0", folder / "gate"))
+        pid, _, keeper, _ = started(node, *until_file("exit 0", folder / "gate"))
         began = start_ticks(pid)
         node.stop()
         kill(keeper)
@@ -86,7 +95,7 @@ class TestAKeeperThatIsKilled:
             assert watching.event(ENDS) == JobFinished("j", 1)
 
     def test_what_it_knew_while_no_daemon_was_there_is_not_lost_with_it(self, node, folder):
-        pid, keeper, _ = started(node, *until_file("exit 5", folder / "gate"))
+        pid, _, keeper, _ = started(node, *until_file("exit 5", folder / "gate"))
         node.stop()
         (folder / "gate").touch()
         until(lambda: exits.read(node.folder, pid, 0) == 5)
@@ -95,27 +104,53 @@ class TestAKeeperThatIsKilled:
         with node.watching("j") as watching:
             assert watching.event(ENDS).exit_code == 5
 
-    def test_with_its_witness_nobody_knows_and_that_is_said_and_not_tried_again(self, node, folder):
-        _, keeper, witness = started(node, *until_file("exit 0", folder / "gate"))
+    @pytest.mark.parametrize(("script", "expected"), [("exit 0", None), ("exit 7", 7)])
+    def test_a_command_needs_nobody_but_its_shim(self, node, folder, script, expected):
+        _, _, keeper, witness = started(node, *until_file(script, folder / "gate"))
         with node.watching("j") as watching:
             kill(witness)
             kill(keeper)
             (folder / "gate").touch()
             end = watching.event(ENDS)
-        assert (type(end), end.exit_code, end.may_retry) == (JobFailed, None, False)
-        assert "its exit code is unknown" in end.reason
-        assert "is not run again" in end.reason
+        assert getattr(end, "exit_code", None) == expected
+
+    def test_a_command_ends_with_its_shim(self, node, folder):
+        """Nobody would know how it ended: so it does not go on, and may be tried again."""
+        pid, shim, _, _ = started(node, *until_file(f"touch {folder / 'ran'}", folder / "gate"))
+        began = start_ticks(pid)
+        with node.watching("j") as watching:
+            kill(shim)
+            until(lambda: not is_running(pid, began))
+            (folder / "gate").touch()
+            end = watching.event(ENDS)
+        assert (type(end), end.exit_code, end.may_retry) == (JobFailed, -9, True)
+        assert not (folder / "ran").exists()
+
+    def test_where_all_are_killed_at_once_it_has_not_come_to_its_end(self, node, folder):
+        pid, shim, keeper, witness = started(node, *until_file(f"touch {folder / 'ran'}", folder / "gate"))
+        began = start_ticks(pid)
+        node.stop()
+        for other in (witness, keeper, shim):
+            kill(other)
+        until(lambda: not is_running(pid, began))
+        (folder / "gate").touch()
+        node.start()
+        with node.watching("j") as watching:
+            end = watching.event(ENDS)
+        assert (type(end), end.exit_code, end.may_retry) == (JobFailed, None, True)
+        assert "was killed with those who watched it; its exit code is unknown" in end.reason
+        assert not (folder / "ran").exists()
 
     def test_a_witness_ends_with_its_last_child(self, node, folder):
-        pid, keeper, witness = started(node, *until_file("exit 0", folder / "gate"))
+        _, shim, keeper, witness = started(node, *until_file("exit 0", folder / "gate"))
         began = start_ticks(witness)
         kill(keeper)
-        until(lambda: parent_of(pid) == witness)
+        until(lambda: parent_of(shim) == witness)
         (folder / "gate").touch()
         until(lambda: not is_running(witness, began))
 
     def test_a_witness_is_not_missed_while_its_keeper_lives(self, node, folder):
-        _, _, witness = started(node, *until_file("exit 3", folder / "gate"))
+        witness = started(node, *until_file("exit 3", folder / "gate")).witness
         with node.watching("j") as watching:
             kill(witness)
             (folder / "gate").touch()
@@ -125,7 +160,7 @@ class TestAKeeperThatIsKilled:
         monkeypatch.setattr(daemon, "KEEPER_EVERY_S", 0.05)
         node = Kept(folder / "h", "a", preload=("json",), keeper_hang_after_s=0.5).start()
         try:
-            _, keeper, _ = started(node, *until_file("exit 6", folder / "gate"))
+            keeper = started(node, *until_file("exit 6", folder / "gate")).keeper
             os.kill(keeper, signal.SIGSTOP)
             with node.watching("k") as watching:
                 node.ask(RunJob("k", 1, command("true", job="k"), on(a=1)))
@@ -138,7 +173,7 @@ class TestAKeeperThatIsKilled:
 
     def test_in_the_middle_of_a_start_the_command_runs_once(self, node, folder):
         """Stopped, the keeper forks and answers when nobody listens any more: its successor must not fork again."""
-        _, keeper, _ = started(node, "sleep", "1000")
+        keeper = started(node, "sleep", "1000").keeper
         os.kill(keeper, signal.SIGSTOP)
         until(lambda: _state(keeper) == "T")
         script = f"echo x >> {folder / 'ran'}; exit 4"
@@ -207,7 +242,7 @@ class TestRecords:
             "    os.write(2, b'.')\n"
             "    if not Path(sys.argv[1], 'room').exists(): raise OSError(28, 'full')\n"
             "    record(*end)\n"
-            "witness.RETRY_S, record, exits.record = 0.02, exits.record, full\n"
+            "exits.RETRY_S, record, exits.record = 0.02, exits.record, full\n"
             "pid = os.fork()\n"
             "if pid == 0: os._exit(9)\n"
             "print(pid, flush=True)\n"

@@ -77,7 +77,6 @@ def test_jobs_of_another_user_pass_through_to_their_checkpoints_and_read_nothing
     assert {mode(path) for path in (made.path, made.nodes, made.jobs)} == {(0o700, 0)}
 
 
-<<<<<<< HEAD
 class TestTheToken:
     def test_stays(self, made):
         token = made.token()
@@ -179,13 +178,6 @@ class TestStayingFound:
         with pytest.raises(FileNotFoundError):
             running.keep(FILE, self.CONFIG)
         assert not running.path.exists()
-=======
-def test_the_token_stays(made):
-    token = made.token()
-    made.make()
-    assert made.token() == token
-    assert len(token) == 64
->>>>>>> wt-creds
 
 
 def test_a_folder_that_cannot_be_made_names_what_to_set(folder):

@@ -1,29 +1,72 @@
 """A plain command: a program that knows nothing of Pollux, in place of a replica's script. Linux.
 
-It is forked from the keeper like a replica, and then is another program: nothing of the keeper is left in it.
+It is forked from the keeper like a replica, and then is another program: nothing of the keeper is left in it. Its
+parent is a *shim*, a fork of the keeper that does nothing but wait for it and write its exit code down. The command
+cannot outlive its shim. So a command without a record was killed: it has not come to its end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import signal
+from pathlib import Path
+from typing import NoReturn
 
-from pollux.node.claims import make_claim
+from pollux.node import exits
+from pollux.node.claims import NOT_MINE, make_claim
 from pollux.node.forking import Program, detach
+from pollux.node.processes import exit_code_of
 
 NOT_FOUND = 127
 NOT_RUN = 126
 """The exit codes that shells have for them."""
 
 
-def run_command(program: Program, log: str, claim: str) -> None:
-    """The role of a command, from the fork on. The program is searched in the PATH of its own environment.
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+RECORD_TRIES = 30
+"""Of a shim that finds no room for its record, a second each; its keeper, if that lives, then hears it all the same."""
+
+
+def watch_command(program: Program, log: str, claim: str, folder: Path, told: int) -> NoReturn:
+    """The role of a shim: start the command, tell its pid to the descriptor `told`, and end as it does.
+
+    `folder`: where exit codes are written down. No signal reaches a shim but SIGKILL and SIGSTOP.
+    """
+    shim = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        _run_command(program, log, claim, shim)
+    os.write(told, b"%d" % pid)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, exits.SHIM.encode(), 0, 0, 0)
+    os.setsid()
+    os.closerange(3, 2**31 - 1)
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    exit_code = -signal.SIGKILL if ended is None else exit_code_of(ended)
+    exits.record_patiently(folder, pid, exit_code, RECORD_TRIES)
+    os.waitpid(pid, 0)
+    if exit_code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
+        if -exit_code != signal.SIGKILL:
+            signal.signal(-exit_code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(shim, -exit_code)
+    os._exit(exit_code)
+
+
+def _run_command(program: Program, log: str, claim: str, shim: int) -> NoReturn:
+    """The program is searched in the PATH of its own environment.
 
     No shell is involved. What cannot be run ends with a sentence in its log, and an exit code as of a shell.
     """
     if claim:
         make_claim(claim)
     detach(log, user=program.user)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # not earlier: a change of user undoes it
+    if os.getppid() != shim:
+        os._exit(NOT_MINE)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # python ignores them, and what is ignored stays so
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -45,7 +88,7 @@ def run_command(program: Program, log: str, claim: str) -> None:
         _end(f"cannot run {name!r}: its arguments or its environment are not fit for a program ({error}).", NOT_RUN)
 
 
-def _end(problem: str, exit_code: int) -> None:
+def _end(problem: str, exit_code: int) -> NoReturn:
     """Not by sys.exit: nothing that was registered in the keeper is due here."""
     os.write(2, f"pollux: {problem}\n".encode("utf-8", "backslashreplace"))
     os._exit(exit_code)

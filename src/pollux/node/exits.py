@@ -7,13 +7,18 @@ Keeper and witness write them, the daemon reads them where no keeper is left to 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from pollux.node.processes import start_ticks
 
 FOLDER = "exits"
+SHIM = "pollux-shim"
+"""The name of processes that write down themselves what they have to tell (`node.commands`)."""
+RETRY_S = 1.0
 
 
 def prepare(folder: Path) -> None:
@@ -28,6 +33,18 @@ def record(folder: Path, pid: int, exit_code: int) -> None:
     """
     with suppress(FileExistsError):
         os.symlink(str(exit_code), folder / FOLDER / _name(pid, start_ticks(pid)))
+
+
+def record_patiently(folder: Path, pid: int, exit_code: int, tries: int | None = None) -> None:
+    """The same, once a second until it is done: until a process is reaped, the kernel keeps its exit code for us."""
+    for _ in count() if tries is None else range(tries):
+        try:
+            record(folder, pid, exit_code)
+            return
+        except FileNotFoundError:
+            return  # the node has ended for good
+        except OSError:
+            time.sleep(RETRY_S)
 
 
 def read(folder: Path, pid: int, began: int) -> int | None:

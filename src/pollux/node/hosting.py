@@ -23,7 +23,7 @@ from pollux.node.claims import new_claim, settle_claim, settle_last_claim
 from pollux.node.exit_codes import LEFT_AS_ASKED
 from pollux.node.folder import StateFolder, write
 from pollux.node.hosted import Hosted, Told
-from pollux.node.keeper_client import WITNESS, Child, LostKeeper, NoKeeper
+from pollux.node.keeper_client import KEEPER, WITNESS, Child, LostKeeper, NoKeeper
 from pollux.node.links import Links, hand
 from pollux.node.processes import began_at, command_of, is_running, is_unreaped, parent_of, send_signal
 from pollux.node.roster import Roster, StoreHere
@@ -456,8 +456,9 @@ class Hosting:
     def _bury_orphan(self, hosted: Hosted) -> bool:
         """Whether it has ended. Its keeper's witness, or the keeper before it was killed, wrote down how.
 
-        Where both were killed, nobody knows. Of one that was asked to leave, or handed its state over, no more need be
-        known; any other may have done all its work.
+        Where both were killed, nobody knows. A plain command ends with its shim, so that it has not come to its end; a
+        replica that was asked to leave, or handed its state over, has done so; one that had finished its training may
+        have done all its work.
         """
         if is_running(hosted.pid, hosted.began):
             return False
@@ -468,7 +469,7 @@ class Hosting:
             exit_code = LEFT_AS_ASKED
         elif exit_code is None and not hosted.has_finished and hosted.is_giving_way:
             exit_code = 0
-        self._end(hosted, exit_code, may_have_finished=hosted.is_plain or hosted.has_finished)
+        self._end(hosted, exit_code, may_have_finished=hosted.has_finished)
         exits.remove(self._folder.path, hosted.pid, hosted.began)
         return True
 
@@ -484,5 +485,5 @@ class Hosting:
 
 
 def _is_witnessed(pid: int) -> bool:
-    """Whether the parent of a process that has ended will write its exit code down."""
-    return WITNESS in command_of(parent_of(pid))
+    """Whether the parent of a process that has ended, a witness or a shim, will write its exit code down."""
+    return not {WITNESS, KEEPER}.isdisjoint(command_of(parent_of(pid)))

@@ -32,7 +32,7 @@ from typing import TypeAlias
 
 import pollux
 from pollux.node import exits
-from pollux.node.commands import run_command
+from pollux.node.commands import watch_command
 from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_log
 from pollux.node.lines import Lines, Message
 from pollux.node.processes import children, end_leftovers, exit_code_of, start_ticks
@@ -57,6 +57,8 @@ class Replica:
     pid: int
     began: int
     is_command: bool = False
+    shim: int = 0
+    """Of a command: its parent, which is our child in its place."""
     exit_code: int | None = None
 
 
@@ -212,16 +214,28 @@ class Keeper:
         if self._grace_s is not None:
             self._failed(start, "is not started: the keeper ends")
             return
-        role = run_command if start.is_command else run_replica
         try:
-            pid = fork(partial(role, start.program, start.log, start.claim), self._release)
+            if start.is_command:
+                self._fork_command(start)
+            else:
+                self._began(start, fork(partial(run_replica, start.program, start.log, start.claim), self._release))
         except OSError as error:
             self._failed(start, f"cannot be forked ({error})")
-            return
-        self._began(start, pid)
 
-    def _began(self, start: Start, pid: int) -> None:
-        self._replicas[start.tag] = Replica(start.tag, pid, start_ticks(pid), start.is_command)
+    def _fork_command(self, start: Start) -> None:
+        told, tells = os.pipe()
+        watch = partial(watch_command, start.program, start.log, start.claim, self._path.parent, tells)
+        shim = fork(watch, self._release)  # not under a `finally`, which the child would come by
+        os.close(tells)
+        with open(told, "rb") as report:
+            pid = int(report.read() or 0)  # the shim tells it before it does anything else
+        if pid:
+            self._began(start, pid, shim)
+        else:
+            self._failed(start, "was lost while it was forked")
+
+    def _began(self, start: Start, pid: int, shim: int = 0) -> None:
+        self._replicas[start.tag] = Replica(start.tag, pid, start_ticks(pid), start.is_command, shim)
         log.info("%s is process %d.", start.tag, pid)
         for answer in self._answers.pop(start.tag):
             answer({"pid": pid})
@@ -232,9 +246,9 @@ class Keeper:
             answer({"error": f"{start.tag} {problem}.", "is_temporary": True})
 
     def _kill(self, tag: str, number: int) -> bool:
-        """Only a process that is not reaped yet: its number cannot belong to another one."""
+        """Only a process that is still the same: its number may belong to another one by now."""
         replica = self._replicas.get(tag)
-        if replica is None or replica.exit_code is not None:
+        if replica is None or replica.exit_code is not None or start_ticks(replica.pid) != replica.began:
             return False
         os.kill(replica.pid, number)
         return True
@@ -297,7 +311,7 @@ class Keeper:
 
     def _write_down(self, pid: int, exit_code: int) -> None:
         """Before it is reaped: should the keeper be killed now, its witness sees the same end."""
-        if any(one.pid == pid and one.exit_code is None for one in self._replicas.values()):
+        if any(pid == one.pid and one.exit_code is None for one in self._replicas.values()):
             try:
                 exits.record(self._path.parent, pid, exit_code)
             except OSError as error:
@@ -307,9 +321,11 @@ class Keeper:
         """Other processes than these were forgotten, or left behind by a replica."""
         self._templates.ended(pid)
         for replica in self._replicas.values():
-            if replica.pid == pid and replica.exit_code is None:
+            if pid == (replica.shim or replica.pid) and replica.exit_code is None:
+                if replica.shim and (written := exits.read(self._path.parent, replica.pid, replica.began)) is not None:
+                    exit_code = written  # else the shim tells by its own end, or was killed, and the command with it
                 replica.exit_code = exit_code
-                log.info("%s, process %d, ended with %d.", replica.tag, pid, exit_code)
+                log.info("%s, process %d, ended with %d.", replica.tag, replica.pid, exit_code)
                 if replica.is_command:
                     self._clear_after(replica)
                 self._tell_exit(replica)
@@ -324,7 +340,7 @@ class Keeper:
 
     def _clear_after(self, command: Replica) -> None:
         """What a command started in other sessions, as torchrun does, has come to us and must not hold its GPUs."""
-        known = {one.pid for one in self._replicas.values()}
+        known = {one.shim or one.pid for one in self._replicas.values()}
         job = command.tag.partition("/")[0]
         for pid in end_leftovers(set(children(os.getpid())) - known, f"POLLUX_JOB={job}"):
             log.info("Process %d, which %s left behind, is ended.", pid, command.tag)

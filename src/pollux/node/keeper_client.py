@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Imports take seconds, and many times that on a machine that is busy with them on all cores."""
 POLL_S = 0.01
+KEEPER = "pollux.node.keeper"
 WITNESS = "pollux.node.witness"
 """Starts the keeper, and is its parent."""
 MAX_LOG_BYTES = 10 * 2**20

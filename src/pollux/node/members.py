@@ -121,7 +121,8 @@ class Replica:
         if self.has_unknown_end and not self.has_begun:
             return f"replica {self.name} on node {self.node} was not started"
         if self.has_unknown_end:
-            return f"replica {self.name} on node {self.node} ended while nobody watched; its exit code is unknown"
+            how = "ended while nobody watched" if self.may_have_finished else "was killed with those who watched it"
+            return f"replica {self.name} on node {self.node} {how}; its exit code is unknown"
         if self.exit_code is None:
             return f"replica {self.name} was lost with node {self.node}"
         how = f"with exit code {self.exit_code}" if self.exit_code >= 0 else f"by signal {-self.exit_code}"

@@ -38,6 +38,14 @@ def parent_of(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
+def name_of(pid: int) -> str:
+    """The name by which the kernel knows it, at most 15 letters; also of one that was not reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
 def command_of(pid: int) -> list[str]:
     """Its arguments, the program first; empty of one that has ended."""
     try:

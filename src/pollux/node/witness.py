@@ -12,14 +12,12 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from pollux.node import exits
-from pollux.node.processes import children, exit_code_of
+from pollux.node.processes import children, exit_code_of, name_of
 
 PR_SET_CHILD_SUBREAPER = 36
-RETRY_S = 1.0
 
 
 def main() -> None:
@@ -47,21 +45,9 @@ def watch(folder: Path, keeper: int) -> int:
             continue
         if ended.si_pid == keeper:
             code = exit_code_of(ended) % 256 if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
-        else:
-            _write_down(folder, ended.si_pid, exit_code_of(ended))
+        elif name_of(ended.si_pid) != exits.SHIM:
+            exits.record_patiently(folder, ended.si_pid, exit_code_of(ended))
         os.waitpid(ended.si_pid, 0)
-
-
-def _write_down(folder: Path, pid: int, exit_code: int) -> None:
-    """As long as it takes: until it is reaped, the kernel keeps the exit code for us."""
-    while True:
-        try:
-            exits.record(folder, pid, exit_code)
-            return
-        except FileNotFoundError:
-            return  # the node has ended for good
-        except OSError:
-            time.sleep(RETRY_S)
 
 
 def _hand_on() -> None:
