@@ -87,15 +87,23 @@ def spawn(server: ForkServerContext) -> Spawn:
 
 @pytest.fixture(scope="session")
 def fork(server: ForkServerContext) -> Spawn:
-    """`fork(function, first, second …)`: what function(*first) and so on answer, all at once, in a process each."""
+    """`fork(function, first, second …)`: what function(*first) and so on answer, all at once, in a process each.
 
-    def run(function: Callable[..., Any], *each: Any) -> list[Any]:
-        return _run(server, _alone, [(function, args) for args in each])
+    `patience_s`: for those that compute for long; such a test has a time-out of its own.
+    """
+
+    def run(function: Callable[..., Any], *each: Any, patience_s: float = PATIENCE_S) -> list[Any]:
+        return _run(server, _alone, [(function, args) for args in each], patience_s)
 
     return run
 
 
-def _run(server: ForkServerContext, target: Callable[..., None], each: Sequence[tuple[Any, ...]]) -> list[Any]:
+def _run(
+    server: ForkServerContext,
+    target: Callable[..., None],
+    each: Sequence[tuple[Any, ...]],
+    patience_s: float = PATIENCE_S,
+) -> list[Any]:
     pipes, processes = [], []
     for args in each:
         ours, theirs = server.Pipe()
@@ -105,7 +113,7 @@ def _run(server: ForkServerContext, target: Callable[..., None], each: Sequence[
         pipes.append(ours)
         processes.append(process)
     try:
-        return _answers(pipes)
+        return _answers(pipes, patience_s)
     finally:
         for process in processes:
             process.join(5.0)
@@ -114,11 +122,11 @@ def _run(server: ForkServerContext, target: Callable[..., None], each: Sequence[
                 process.join()
 
 
-def _answers(pipes: Sequence[Connection]) -> list[Any]:
+def _answers(pipes: Sequence[Connection], patience_s: float) -> list[Any]:
     answers: dict[int, Any] = {}
     while len(answers) < len(pipes):
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(waiting, timeout=PATIENCE_S)
+        ready = wait(waiting, timeout=patience_s)
         if not ready:
             raise AssertionError(f"replicas {[r for r in range(len(pipes)) if r not in answers]} gave no answer")
         for pipe in ready:

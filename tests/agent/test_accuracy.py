@@ -15,6 +15,9 @@ from pollux.agent.journal import read_journal
 SEEDS = {"classifier": (1,), "language_model": (1,), "recommender": (0, 1)}
 """One each; the recommender's hit rate scatters by a third of a point from run to run, so its bound is for two."""
 
+PATIENT_S = 400.0
+"""Trainings compute, so that a busy machine takes many times the 15 seconds that an idle one needs."""
+
 SHORT = {
     "classifier": ["--epochs", "3"],
     "language_model": ["--epochs", "1"],
@@ -30,6 +33,7 @@ def outcome(script: str, seed: int, arguments: list[str], folder: str) -> Outcom
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * PATIENT_S)
 @pytest.mark.parametrize(
     ("name", "worst"),
     [("classifier", -0.5), ("language_model", 1.005), ("recommender", -0.5)],
@@ -41,7 +45,8 @@ def test_adaptive_training_ends_as_well_as_plain_training_and_the_guard_stays_si
     pairs = []
     for seed in SEEDS[name]:
         scripts = (name, f"{name}_adaptive")
-        pairs.append(fork(outcome, *((script, seed, SHORT[name], str(tmp_path / f"{seed}")) for script in scripts)))
+        each = ((script, seed, SHORT[name], str(tmp_path / f"{seed}")) for script in scripts)
+        pairs.append(fork(outcome, *each, patience_s=PATIENT_S))
     plain, adaptive = (statistics.mean(run.metric for run in side) for side in zip(*pairs, strict=True))
     if name == "language_model":
         assert adaptive <= worst * plain
