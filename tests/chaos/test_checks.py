@@ -12,7 +12,7 @@ from tests.chaos.views import SUCCEEDED
 
 from pollux.core import Phase
 from pollux.testing.chaos.bed import Record, Sent
-from pollux.testing.chaos.checks import Truth, check_job
+from pollux.testing.chaos.checks import Truth, check_ids, check_job
 from pollux.testing.chaos.jobs import FOR_EVER, Ticket
 from pollux.testing.chaos.processes import Process, Role
 from pollux.testing.chaos.violations import Kind
@@ -83,7 +83,10 @@ def test_a_job_whose_end_was_told_may_be_forgotten_with_the_log(job: Job) -> Non
 
 
 def test_two_jobs_with_one_id_are_found(job: Job) -> None:
-    assert job.ran(1.0, finished(0)).found(replace(SUCCEEDED, team="017-works"), SUCCEEDED) == [Kind.WRONG_STATE]
+    assert list(check_ids([job.ticket])) == []
+    (found,) = check_ids([job.ticket, replace(job.ticket, token="017-works")])
+    assert found.kind is Kind.WRONG_STATE
+    assert "000-works, 017-works" in found.sentence
 
 
 def test_a_success_of_a_process_that_did_not_finish_is_wrong(job: Job) -> None:

@@ -32,7 +32,7 @@ class Service:
         folder.mkdir()
         monkeypatch.setattr(watching.time, "monotonic", lambda: self.now_s)
         self.watch = Watch(self)  # type: ignore[arg-type]
-        self.watch.expect("works-1", folder)
+        self.watch.expect("000-works", folder)
 
     def client(self, timeout_s: float) -> Any:
         if not self.is_there:
@@ -106,9 +106,9 @@ def test_a_job_that_the_service_does_not_know_any_more_is_lost_after_a_while(ser
     service.pass_by(2, writes=True)
     service.job = None
     service.pass_by(5)
-    assert not service.watch.is_over("works-1")
+    assert not service.watch.is_over("000-works")
     service.pass_by(30)
-    assert service.watch.is_lost("works-1")
+    assert service.watch.is_lost("000-works")
 
 
 def test_an_end_that_was_not_the_last_word_is_told(service: Service) -> None:
@@ -116,4 +116,4 @@ def test_an_end_that_was_not_the_last_word_is_told(service: Service) -> None:
     service.pass_by(1)
     service.job = RUNNING
     service.pass_by(1)
-    assert service.watch.changed == ["works-1 had succeeded, and then was running"]
+    assert service.watch.changed == ["works-1 (000-works) was succeeded, and then running"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pollux.errors import PolluxError
 from pollux.testing.chaos.bed import Bed
-from pollux.testing.chaos.checks import Truth, check_job
+from pollux.testing.chaos.checks import Truth, check_ids, check_job
 from pollux.testing.chaos.fault import Fault, NotNow, Scene
 from pollux.testing.chaos.faults_files import move_log_away
 from pollux.testing.chaos.jobs import Crew
@@ -140,7 +140,7 @@ class _Campaign:
         until_s = time.monotonic() + END_S
         while time.monotonic() < until_s and self._watch.still_s < RECOVERY_S + LOOK_S:
             self._crew.tend(may_grow=False)
-            if self._crew.is_settled and all(self._watch.is_over(ticket.id) for ticket in self._crew.submitted):
+            if self._crew.is_settled and all(self._watch.is_over(ticket.token) for ticket in self._crew.submitted):
                 break
             time.sleep(LOOK_S)
         self._watch.look()
@@ -159,12 +159,13 @@ class _Campaign:
         )
         views: dict[str, JobView] = {}
         for ticket in self._crew.submitted:
-            view, seen = self._watch.view(ticket.id), self._watch.end(ticket.id)
+            view, seen = self._watch.view(ticket.token), self._watch.end(ticket.token)
             if view is not None:
                 views[view.id] = view
             known = view or seen
             result.jobs["lost" if known is None else str(known.phase)] += 1
             result.violations += check_job(ticket, view, seen, truth)
+        result.violations += check_ids(self._crew.submitted)
         for sentence in self._watch.changed:
             self._violate(Kind.WRONG_OUTCOME, sentence)
         result.violations += check_jobs_left_nothing(bed, self._crew.submitted)

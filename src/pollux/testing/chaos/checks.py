@@ -46,20 +46,26 @@ class Truth:
 def check_job(ticket: Ticket, view: JobView | None, seen: JobView | None, truth: Truth) -> Iterator[Violation]:
     """One job. `view`: what the service says in the end; `seen`: its outcome when it was first told."""
     runs = ticket.runs()
-    outcome = view if view is not None and view.team == ticket.token else None
-    if view is not None and outcome is None:
-        yield Violation(Kind.WRONG_STATE, f"the id {ticket.id} was given to two jobs, {ticket.token} and {view.team}")
-    if outcome is None and seen is None:
+    told = view or seen
+    if told is None:
         yield Violation(Kind.LOST_JOB, f"{ticket} was submitted, and nobody knows it any more")
-    elif outcome is not None and not outcome.phase.is_terminal:
-        yield Violation(Kind.LOST_JOB, f"{ticket} did not come to an end: {_said(outcome)}")
+    elif not told.phase.is_terminal:
+        yield Violation(Kind.LOST_JOB, f"{ticket} did not come to an end: {_said(told)}")
     else:
-        told = outcome or seen
-        assert told is not None
         yield from (_elastic if ticket.is_elastic else _plain)(ticket, told, runs, truth)
     if obeyed := [order for run in runs for order in run.obeyed]:
         sentence = f"{ticket} has no say in other jobs, but {len(obeyed)} of its orders were obeyed: {obeyed[0]} …"
         yield Violation(Kind.WRONG_STATE, sentence)
+
+
+def check_ids(tickets: Sequence[Ticket]) -> Iterator[Violation]:
+    """An id is given once: whatever is filed under it would be another job's."""
+    owners: dict[str, list[str]] = {}
+    for ticket in tickets:
+        owners.setdefault(ticket.id, []).append(ticket.token)
+    for name, tokens in owners.items():
+        if len(tokens) > 1:
+            yield Violation(Kind.WRONG_STATE, f"the id {name} was given to {len(tokens)} jobs: {', '.join(tokens)}")
 
 
 def _plain(ticket: Ticket, view: JobView, runs: Sequence[Run], truth: Truth) -> Iterator[Violation]:

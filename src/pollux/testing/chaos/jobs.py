@@ -75,7 +75,7 @@ class Crew:
 
     def tend(self, *, may_grow: bool = True) -> None:
         """Submit what is missing, if the service takes it; to be called often."""
-        unfinished = [ticket for ticket in self.submitted if not self._watch.is_over(ticket.id)]
+        unfinished = [ticket for ticket in self.submitted if not self._watch.is_over(ticket.token)]
         if may_grow and not self._waiting and len(unfinished) < self._num_unfinished:
             self._waiting.append(self._make(self._next_kind()))
         for ticket in list(self._waiting):
@@ -101,10 +101,10 @@ class Crew:
 
     def _try(self, ticket: Ticket) -> None:
         if ticket.sent_s is not None:
-            found = self._watch.by_team(ticket.token)
+            found = self._watch.view(ticket.token)
             if found is None and self._watch.looked_s < ticket.sent_s + RESOLVE_S:
                 return
-            ticket.id, ticket.sent_s = found or "", None
+            ticket.id, ticket.sent_s = "" if found is None else found.id, None
         if not ticket.id:
             try:
                 with self._bed.client() as client:
@@ -114,7 +114,7 @@ class Crew:
             except PolluxError:
                 return
         self._waiting.remove(ticket)
-        self._watch.expect(ticket.id, ticket.folder)
+        self._watch.expect(ticket.token, ticket.folder)
 
     def _next_kind(self) -> str:
         if not self.tickets:

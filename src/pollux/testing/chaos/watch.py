@@ -35,7 +35,7 @@ class _Pulse:
 
 
 class Watch:
-    """A thread of its own: `start`, `close`. What it has seen may be asked at any time.
+    """A thread of its own: `start`, `close`. What it has seen may be asked at any time, of jobs by their tokens.
 
     A job hangs while none of its processes writes anything although it holds GPUs, or could: as many are free as it
     needs, and it does not pause after a failure. That the service says something new of it, again and again, is no
@@ -73,36 +73,29 @@ class Watch:
 
     # What it knows
 
-    def expect(self, job: str, folder: Path) -> None:
+    def expect(self, token: str, folder: Path) -> None:
         """A job that was taken, and the folder of its witnesses."""
         with self._lock:
-            self._pulses.setdefault(job, _Pulse(folder, time.monotonic()))
+            self._pulses.setdefault(token, _Pulse(folder, time.monotonic()))
 
-    def view(self, job: str) -> JobView | None:
+    def view(self, token: str) -> JobView | None:
         """As the service said last."""
         with self._lock:
-            return self._views.get(job)
+            return self._views.get(token)
 
-    def end(self, job: str) -> JobView | None:
+    def end(self, token: str) -> JobView | None:
         """How it ended, as the service said first."""
         with self._lock:
-            return self._ends.get(job)
+            return self._ends.get(token)
 
-    def has_ended(self, job: str) -> bool:
-        return self.end(job) is not None
-
-    def is_over(self, job: str) -> bool:
+    def is_over(self, token: str) -> bool:
         """Nothing more is to be expected of it."""
-        return self.has_ended(job) or self.is_lost(job)
+        return self.end(token) is not None or self.is_lost(token)
 
-    def is_lost(self, job: str) -> bool:
+    def is_lost(self, token: str) -> bool:
         """Whether the service has not known it for so long that it will not come back."""
         with self._lock:
-            return self.looked_s - self._pulses[job].known_s > LOST_S
-
-    def by_team(self, team: str) -> str | None:
-        with self._lock:
-            return next((view.id for view in self._views.values() if view.team == team), None)
+            return self.looked_s - self._pulses[token].known_s > LOST_S
 
     # The thread
 
@@ -122,28 +115,26 @@ class Watch:
                 self._measure(asked_s - self.looked_s, "the service, which does not answer")
                 return
             self.looked_s = asked_s
-            self._views = {view.id: view for view in views}
+            self._views = {view.team: view for view in views}
             for view in views:
                 self._note_end(view)
             self._count(free)
 
     def _note_end(self, view: JobView) -> None:
-        before = self._ends.get(view.id)
-        if before is None and view.phase.is_terminal:
-            self._ends[view.id] = view
-        elif before is not None and before.phase is not view.phase and before.team == view.team:
-            self.changed.append(f"{view.id} had {before.phase}, and then was {view.phase}")
-            self._ends.pop(view.id)
-            if view.phase.is_terminal:
-                self._ends[view.id] = view
+        before = self._ends.get(view.team)
+        if before is not None and before.phase is not view.phase:
+            self.changed.append(f"{view.id} ({view.team}) was {before.phase}, and then {view.phase}")
+            del self._ends[view.team]
+        if view.phase.is_terminal:
+            self._ends.setdefault(view.team, view)
 
     def _count(self, free_gpus: int) -> None:
         now_s = time.monotonic()
         passed_s, self._counted_s = now_s - self._counted_s, now_s
         signs: list[object] = []
-        for job, pulse in self._pulses.items():
-            view = self._views.get(job)
-            if job in self._ends or view is None:  # one that nobody knows is lost, which is worse than a hang
+        for token, pulse in self._pulses.items():
+            view = self._views.get(token)
+            if token in self._ends or view is None:  # one that nobody knows is lost, which is worse than a hang
                 continue
             pulse.known_s = now_s
             size, before = size_of(pulse.folder), pulse.size
@@ -153,8 +144,8 @@ class Watch:
                 pulse.stalled_s = 0.0
             elif (could or view.phase.holds_gpus) and not view.waits_for.startswith(RETRYING):
                 pulse.stalled_s += passed_s
-            self._measure(pulse.stalled_s, f"{job}, which is {view.phase}")
-            signs.append((job, size, view.phase, view.generation, view.waits_for.startswith(RETRYING) and now_s))
+            self._measure(pulse.stalled_s, f"{view.id}, which is {view.phase}")
+            signs.append((token, size, view.phase, view.generation, view.waits_for.startswith(RETRYING) and now_s))
         if self._signs != tuple(signs):
             self._signs, self._moved_s = tuple(signs), now_s
         self.still_s = now_s - self._moved_s if signs else 0.0
