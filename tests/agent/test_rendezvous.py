@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -158,6 +159,18 @@ def test_a_member_stops_waiting_for_others_when_it_is_superseded(store):
     with pytest.raises(Temporary, match=r"1\.0 is superseded"):
         rendezvous.make_group(joining(0, 1), CPU)
     assert rendezvous.make_group(joining(0, 1, 1), CPU).group is None
+
+
+def test_a_store_that_is_gone_is_not_knocked_at_for_long(monkeypatch):
+    """Another one may be there already, whose address can be heard only by those who do not wait for this one."""
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    knocks = []
+    monkeypatch.setattr(module.dist, "TCPStore", lambda *_, **__: knocks.append(1))
+    with pytest.raises(Temporary, match="out of reach"):
+        Rendezvous(address)
+    assert not knocks
 
 
 def test_a_store_that_is_gone_is_a_failure_that_may_pass(processes):

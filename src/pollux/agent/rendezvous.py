@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STORE_TIMEOUT_S = 30.0
+LOOK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
 """For how long gloo waits for a member's address, and five times that for its connection: all come at the same moment.
 
@@ -155,6 +156,7 @@ class Rendezvous:
         target = _host_and_port(address)
         self.address = address
         with self._reaching():
+            _look_for(target)
             timeout = timedelta(seconds=timeout_s)
             self.store: Any = dist.TCPStore(*target, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self._lock = threading.Lock()
@@ -314,11 +316,19 @@ class Rendezvous:
     def _reaching(self) -> Iterator[None]:
         try:
             yield
-        except (dist.DistNetworkError, dist.DistStoreError) as error:
+        except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
             first = str(error).partition("\n")[0]
             raise Temporary(
                 f"The store of the job at {self.address} is out of reach: {first}.", RETRY_AFTER_S
             ) from error
+
+
+def _look_for(store: tuple[str, int]) -> None:
+    """`OSError` if nobody listens there, at once: torch would knock for all of its patience, while another store waits.
+
+    A store listens before anybody is told of it.
+    """
+    socket.create_connection(store, LOOK_TIMEOUT_S).close()
 
 
 def leave_group(made: Made) -> None:

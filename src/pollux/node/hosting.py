@@ -25,7 +25,7 @@ from pollux.node.folder import StateFolder, write
 from pollux.node.hosted import Hosted, Told
 from pollux.node.keeper_client import KEEPER, WITNESS, Child, LostKeeper, NoKeeper
 from pollux.node.links import Links, hand
-from pollux.node.processes import began_at, command_of, is_running, is_unreaped, parent_of, send_signal
+from pollux.node.processes import began_at, command_of, is_running, is_unreaped, parent_of, send_signal, start_ticks
 from pollux.node.roster import Roster, StoreHere
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn, Tell
@@ -415,7 +415,8 @@ class Hosting:
             hosted.note_unknown_end(may_have_finished=may_have_finished)
         else:
             hosted.note_end(exit_code)
-        send_signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
+        if start_ticks(hosted.pid) in (0, hosted.began):  # else its number is a stranger's by now
+            send_signal(hosted.pid, signal.SIGKILL, whole_session_only=True)
         how = ", and nobody knows how" if exit_code is None else f" with {exit_code}"
         log.info("%s ended%s%s.", hosted.tag, how, ": it was hung" if hosted.is_hung else "")
         if hosted.link is not None:
