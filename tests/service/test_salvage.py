@@ -74,6 +74,20 @@ def test_a_file_without_its_end_leads_to_what_came_before(path, fill, save_at, c
         log.append(Record(1.0, JobSubmitted(JobSpec(JobId("next")))))
 
 
+@pytest.mark.parametrize("hit", [COUNT // 4, COUNT * 3 // 4])
+def test_a_record_whose_text_was_hit_is_found_although_sqlite_sees_nothing(path, fill, hit):
+    """Before the saved state it costs the history up to there, after it what was decided since."""
+    fill(path, (COUNT // 2,))
+    content = path.read_bytes()
+    at = content.index(f'"id":"j-{hit}"'.encode())
+    path.write_bytes(content[:at] + b"\0" * 8 + content[at + 8 :])
+    found, lost = jobs(path)
+    assert len(found) == (COUNT if hit < COUNT // 2 else hit - 1)
+    assert lost == COUNT - len(found)
+    with SqliteLog(path, read_only=True) as log:
+        assert log.events(limit=1)[0].number == (hit + 1 if hit < COUNT // 2 else 1)
+
+
 def test_what_is_no_database_any_more_is_put_aside(path, fill):
     fill(path)
     path.write_bytes(b"\0" * path.stat().st_size)

@@ -1,13 +1,16 @@
 """A damaged log file: what can be read of it becomes a new one, and the damaged one is kept beside it.
 
-Only the beginning of a log is of use, up to the first record that cannot be read: what follows was decided upon it. The
-jobs of the part that is lost are taken up from their own files (`service.ledger`) and from the daemons.
+Of use is what leads to a state: a saved one, or none, and the records after it, up to the first that cannot be read,
+for what follows was decided upon it. The jobs of the part that is lost are taken up from their own files
+(`service.ledger`) and from the daemons.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import count
@@ -60,18 +63,35 @@ def _set_aside(path: Path) -> Path:
 
 def _copy(damaged: Path, new: SqliteLog) -> None:
     with closing(sqlite3.connect(damaged, isolation_level=None)) as old, suppress(sqlite3.DatabaseError):
-        snapshots = list(_rows(old, "snapshots", "number, state"))
+        snapshots = [row for row in _rows(old, "snapshots", "number, state") if _is_whole(row[1])]
         saved = max((number for number, _ in snapshots), default=0)
-        records = list(_rows(old, "records", _COLUMNS))
+        records = [row for row in _rows(old, "records", _COLUMNS) if _is_json(row[1])]
         numbers = {row[0] for row in records}
-        last = saved
+        first = last = saved
         while last + 1 in numbers:
             last += 1
-        if saved == 0 and 1 not in numbers:
-            return  # nothing leads anywhere without its beginning
-        kept = [row for row in records if row[0] <= last]
-        new.fill(kept, snapshots, list(_rows(old, "facts", "key, value")))
-        log.warning("%d records and %d saved states were read from %s.", len(kept), len(snapshots), damaged)
+        while first in numbers:
+            first -= 1
+        kept = [row for row in records if first < row[0] <= last]
+        useful = [row for row in snapshots if row[0] >= first]  # no gap between it and the records after it
+        new.fill(kept, useful, list(_rows(old, "facts", "key, value")))
+        log.warning("%d records and %d saved states were read from %s.", len(kept), len(useful), damaged)
+
+
+def _is_whole(state: bytes) -> bool:
+    try:
+        zlib.decompress(state)
+    except (zlib.error, TypeError):
+        return False
+    return True
+
+
+def _is_json(document: str) -> bool:
+    try:
+        json.loads(document)
+    except ValueError:
+        return False
+    return True
 
 
 def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[Any]:

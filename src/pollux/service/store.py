@@ -98,11 +98,15 @@ class SqliteLog:
             return max(number or 0 for (number,) in self._db.execute(newest))
 
     def check(self) -> None:
-        """`DamagedLog` if a page of the file cannot be read or does not fit the others."""
+        """`DamagedLog` if a page does not fit the others, or a record is no text, or no JSON. Reads all of it."""
         with clear_errors(self.path):
             (answer,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if answer != "ok":
-            raise DamagedLog(f"{self.path} is damaged: {answer}.")
+            if answer != "ok":
+                raise DamagedLog(f"{self.path} is damaged: {answer}.")
+            rows = self._db.execute("SELECT number, kind, job, document, json_valid(document) FROM records")
+            for number, _, _, _, is_valid in rows:
+                if not is_valid:
+                    raise DamagedLog(f"{self.path} is damaged: record {number} is no JSON.")
 
     def fill(self, records: Iterable[Any], snapshots: Iterable[Any], facts: Iterable[Any]) -> None:
         """Put rows of another file into this one, which is new."""

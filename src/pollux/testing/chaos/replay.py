@@ -22,8 +22,10 @@ def check_replay(bed: Bed, views: Mapping[str, JobView]) -> Iterator[Violation]:
             latest = log.latest()
             records = list(log.records())
             tail = list(log.records(latest[0])) if latest is not None else records
-        whole = Scheduler(MemoryLog(records), options).state
+            # One that was damaged goes on from a saved state; what led to that may be lost.
+            is_whole = bool(log.events(limit=1)) and log.events(limit=1)[0].number == 1
         saved = None if latest is None else (0, latest[1])
+        whole = Scheduler(MemoryLog(records if is_whole else tail, None if is_whole else saved), options).state
         later = Scheduler(MemoryLog(tail, latest=saved), options).state
     except PolluxError as error:
         yield Violation(Kind.WRONG_STATE, f"the log cannot be replayed: {error}")
