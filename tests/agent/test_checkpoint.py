@@ -556,6 +556,7 @@ def test_if_all_are_damaged_training_does_not_begin_anew_unasked(tmp_path: Path)
         for name in ("checkpoint-000001-step-1", "checkpoint-000002-step-2"):
             assert name in str(raised.value)
         assert "remove the folder" in raised.value.fix
+        assert raised.value.is_lasting
 
 
 def test_damaged_ones_do_not_pile_up(tmp_path: Path) -> None:

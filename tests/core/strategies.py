@@ -253,6 +253,8 @@ _FIELDS = {
         "spec": specs(),
         "submitted_at_s": times,
         "allocation": held_allocations,
+        "trains": st.booleans(),
+        "membership": st.integers(0, 3),
         "outcome": maybe(st.sampled_from([Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED])),
         "reason": texts,
         "exit_code": maybe(st.integers(-64, 255)),

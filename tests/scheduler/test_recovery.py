@@ -26,6 +26,7 @@ from pollux.core import (
     Plan,
     PlanMade,
     ReplicasReady,
+    ResizeJob,
     RoundDue,
     StartJob,
     StopJob,
@@ -71,6 +72,18 @@ def test_one_that_runs_is_stopped_and_goes_on_with_the_next_generation() -> None
     state.apply(RoundDue(1), 3.0)
     assert state.apply(PlanMade(1, PLAN), 3.0) == [StartJob("a", 8, HELD)]
     assert violations(state) == []
+
+
+def test_one_that_trains_is_not_disturbed() -> None:
+    state = cluster()
+    assert state.apply(JobRecovered(SPEC, 0.0, 7, HELD, trains=True, membership=2), 1.0) == []
+    job = state.jobs["a"]
+    assert (job.phase, job.generation, job.membership, job.allocation) == (Phase.RUNNING, 7, 2, HELD)
+    assert state.target == {"a": HELD}
+    assert violations(state) == []
+    state.apply(RoundDue(1), 2.0)
+    wider = Allocation.of({"n": 2})
+    assert state.apply(PlanMade(1, Plan(FrozenMap({"a": wider}))), 2.0) == [ResizeJob("a", 8, wider)]
 
 
 @pytest.mark.parametrize(
@@ -143,10 +156,13 @@ def test_a_recovery_at_any_moment_breaks_nothing(data) -> None:
         st.just(SPEC),
         st.just(0.0),
         st.integers(1, 6),
-        st.sampled_from([Allocation(), HELD, Allocation.of({"gone": 2})]),
+        st.sampled_from([HELD, Allocation.of({"gone": 2})]),
+        st.booleans(),
+        st.integers(0, 2),
         st.none() | st.sampled_from([Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED]),
     )
-    events = data.draw(st.lists(st.sampled_from(steps) | said, max_size=12))
+    gone = st.builds(JobRecovered, st.just(SPEC), st.just(0.0), st.integers(1, 6))
+    events = data.draw(st.lists(st.sampled_from(steps) | said | gone, max_size=12))
     state, replayed = known(), known()
     highest = 0
     for at_s, event in enumerate(events, 2):

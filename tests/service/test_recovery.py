@@ -35,9 +35,26 @@ async def lose(living: Living) -> None:
 
 
 class TestAnEmptiedLog:
-    def test_a_job_that_ran_saves_and_goes_on(self) -> None:
+    def test_a_job_that_trained_trains_on(self) -> None:
         async def main(living: Living) -> None:
             job = await living.submit(name="cnt")
+            await lose(living)
+            again = await living.reach(job.id, Phase.RUNNING)
+            assert (again.generation, again.spec, again.submitted_at_s) == (1, job.spec, job.submitted_at_s)
+            assert not [request for request in living.daemon_of(job.id).asked if isinstance(request, StopRun)]
+            assert living.replayed().state == living.service.scheduler.state
+
+        live(main)
+
+    def test_a_job_that_was_being_started_saves_and_goes_on(self) -> None:
+        async def main(living: Living) -> None:
+            for daemon in living.daemons:
+                daemon.is_slow = True
+            job = await living.submit(name="cnt", until=Phase.STARTING)
+            await living.until(lambda: any(job.id in daemon.runs for daemon in living.daemons))
+            living.daemon_of(job.id).runs[job.id].phase = RunPhase.STARTING
+            for daemon in living.daemons:
+                daemon.is_slow = False
             await lose(living)
             again = await living.reach(job.id, Phase.RUNNING)
             assert (again.generation, again.spec, again.submitted_at_s) == (2, job.spec, job.submitted_at_s)
@@ -114,7 +131,7 @@ class TestALogThatWasPutBack:
             put_back(living)
             await living.start()
             assert living.job(before.id).phase is Phase.SUCCEEDED
-            assert (await living.reach(since.id, Phase.RUNNING)).generation == 2
+            assert (await living.reach(since.id, Phase.RUNNING)).generation == 1
             assert (await living.submit()).id not in (before.id, since.id)
 
         live(main)

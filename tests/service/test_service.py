@@ -412,7 +412,7 @@ class TestCrashes:
                 path.unlink()
             (living.folder / "copy").rename(living.place.database)
             await living.start()
-            await living.until(lambda: living.job(job.id).generation > 1)  # what was ahead of the log is stopped first
+            await living.until(lambda: living.job(job.id).generation > 1)  # what was ahead of the log goes on
             again = await living.reach(job.id, Phase.RUNNING)
             assert again.num_failures == 0
             assert living.daemon_of(job.id).runs[job.id].phase is RunPhase.TRAINING

@@ -55,7 +55,8 @@ class JobSubmitted(Caused):
 class JobRecovered(Caused):
     """The log had lost the job, or how far it was, and others still knew: the files of the cluster, and its daemons.
 
-    With an outcome, the job has ended. Else it waits again, after what may still run of it has saved and stopped.
+    With an outcome, the job has ended. One that trains goes on as it does. Else the job waits again, after what may
+    still run of it has saved and stopped.
     """
 
     spec: JobSpec
@@ -64,6 +65,9 @@ class JobRecovered(Caused):
     """The highest that was ever used for it; 0: it was never started."""
     allocation: Allocation = field(default_factory=Allocation)
     """What still runs of it; empty: nothing."""
+    trains: bool = False
+    """All of it trains as that generation, and nothing of it is under way to another one."""
+    membership: int = 0
     outcome: Phase | None = None
     """How it ended; None: it has not."""
     reason: str = ""
@@ -73,6 +77,10 @@ class JobRecovered(Caused):
         checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
         checks.finite(InvalidSpec, "submitted_at_s", self.submitted_at_s, None)
         checks.whole(InvalidSpec, "generation", self.generation, 0)
+        checks.whole(InvalidSpec, "membership", self.membership, 0)
+        checks.flag(InvalidSpec, "trains", self.trains)
+        if self.trains and not self.allocation:
+            raise InvalidSpec("allocation", {}, "a job that trains holds something", "Say what, or that it does not")
         if self.allocation and not self.generation:
             raise InvalidSpec("generation", 0, "a job that runs has one", "Give the highest that was used for it")
         if self.outcome is not None and not self.outcome.is_terminal:

@@ -21,7 +21,10 @@ _WAITS_AS = {Phase.PAUSED: Phase.PAUSED, Phase.PAUSING: Phase.PAUSED, Phase.CANC
 
 
 def recover(state: SchedulerState, event: JobRecovered) -> list[Action]:
-    """Take it in, unless the log knows as much. What runs by decisions that are lost is stopped: it saves first."""
+    """Take it in, unless the log knows as much. What is between two generations by decisions that are lost is stopped.
+
+    It saves first.
+    """
     known = state.job(event.job)
     if known is not None and known.phase.is_terminal:
         return []
@@ -34,6 +37,12 @@ def recover(state: SchedulerState, event: JobRecovered) -> list[Action]:
         return []
     if not event.allocation:
         _put(state, job, _WAITS_AS.get(job.phase, Phase.PENDING), event.generation)
+        return []
+    if event.trains and job.phase not in _LEAVES_AS:
+        started_at_s = state.time_s if job.first_started_at_s is None else job.first_started_at_s
+        more = {"membership": event.membership, "first_started_at_s": started_at_s}
+        _put(state, job, Phase.RUNNING, event.generation, event.allocation, **more)
+        state.keep(state.jobs[job.id])  # until the next plan
         return []
     phase, reason = _LEAVES_AS.get(job.phase, (Phase.STOPPING, StopReason.PREEMPTED))
     _put(state, job, phase, event.generation, event.allocation)
@@ -49,17 +58,16 @@ def _put(
     **more: object,
 ) -> None:
     state.retarget(job.id, NOTHING)
-    job = job.with_changes(
-        phase=phase,
-        generation=generation,
-        issued_generation=generation,
-        membership=0,
-        allocation=allocation,
-        next_allocation=None,
-        attained_gpu_s=job.attained_gpu_s_at(state.time_s),
-        held_since_s=state.time_s if allocation else None,
-        retry_at_s=None,
-        finished_at_s=state.time_s if phase.is_terminal else None,
-        **more,
-    )
-    state.put(job, "recovered")
+    changes = {
+        "phase": phase,
+        "generation": generation,
+        "issued_generation": generation,
+        "membership": 0,
+        "allocation": allocation,
+        "next_allocation": None,
+        "attained_gpu_s": job.attained_gpu_s_at(state.time_s),
+        "held_since_s": state.time_s if allocation else None,
+        "retry_at_s": None,
+        "finished_at_s": state.time_s if phase.is_terminal else None,
+    }
+    state.put(job.with_changes(**{**changes, **more}), "recovered")

@@ -134,6 +134,8 @@ def _event(event: Event) -> str:
 def _recovered(event: JobRecovered) -> str:
     if event.outcome is not None:
         return f"it has {'been cancelled' if event.outcome is Phase.CANCELLED else event.outcome}"
+    if event.trains:
+        return f"it trains on {_places(event.allocation)}, generation {event.generation}"
     if event.allocation:
         return f"it runs on {_places(event.allocation)}, generation {event.generation}, saves and starts anew"
     return f"it waits, after generation {event.generation}" if event.generation else "it waits"

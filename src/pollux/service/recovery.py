@@ -51,7 +51,8 @@ def from_run(job: Job, run: RunStatus, node: NodeId) -> JobRecovered | None:
     known = JobRecovered(job.spec, job.submitted_at_s, run.issued_generation, cause=f"node {node} knows more of it")
     match run.end:
         case None if run.phase is not RunPhase.ENDED:
-            return replace(known, allocation=_held(job, run, node))
+            trains = run.phase is RunPhase.TRAINING and run.generation == run.issued_generation
+            return replace(known, allocation=_held(job, run, node), trains=trains, membership=run.membership)
         case JobFinished():
             return replace(known, outcome=Phase.SUCCEEDED)
         case JobFailed(reason=reason, exit_code=code, may_retry=may_retry) if not may_retry or not job.spec.retries:
