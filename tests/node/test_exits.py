@@ -16,7 +16,7 @@ from pollux.node import daemon, exits
 from pollux.node.claims import NOT_MINE, make_claim, new_claim, settle_claim, settle_last_claim
 from pollux.node.exit_codes import HOPELESS
 from pollux.node.keeper_client import KEEPER, WITNESS
-from pollux.node.processes import command_of, is_running, parent_of, start_ticks
+from pollux.node.processes import began_at, command_of, is_running, parent_of, start_ticks
 from pollux.wire.nodes import Launch, ListRuns, ReadLog, RunJob
 
 from .daemons import short_folder, until
@@ -125,6 +125,18 @@ class TestAKeeperThatIsKilled:
             end = watching.event(ENDS)
         assert (type(end), end.exit_code, end.may_retry) == (JobFailed, -9, True)
         assert not (folder / "ran").exists()
+
+    def test_what_a_command_left_behind_ends_with_it_without_any_keeper(self, node, folder):
+        script = (
+            f"setsid sh -c 'echo $$ > {folder / 'left'}; sleep 1000' & while [ ! -s {folder / 'left'} ]; do :; done"
+        )
+        _, _, keeper, witness = started(node, *until_file(script, folder / "gate"))
+        with node.watching("j") as watching:
+            kill(witness)
+            kill(keeper)
+            (folder / "gate").touch()
+            assert watching.event(ENDS) == JobFinished("j", 1)
+        until(lambda: not began_at(int(left.read_text())))
 
     def test_where_all_are_killed_at_once_it_has_not_come_to_its_end(self, node, folder):
         pid, shim, keeper, witness = started(node, *until_file(f"touch {folder / 'ran'}", folder / "gate"))
@@ -295,6 +307,27 @@ class TestAnotherJobOfTheSameId:
             watching.event(ENDS)
             node.ask(RunJob("j", 1, launch, on(a=1)))
             assert watching.event(ENDS) == JobFinished("j", 1)
+
+
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("raise SystemExit(5)", 5), ("os.kill(os.getpid(), 6)", None)])
+def test_a_script_writes_its_own_end_down(node, folder, last, code):
+    """Without keeper and witness nobody else can; one that ends by a signal was killed, whoever sent it."""
+    script = folder / "train.py"
+    script.write_text(
+        f"import os, time\nwhile not os.path.exists({str(folder / 'gate')!r}): time.sleep(0.02)\n{last}\n"
+    )
+    with node.watching("j") as watching:
+        node.ask(RunJob("j", 1, Launch("j", str(script), directory=str(folder)), on(a=1)))
+        pid = until(lambda: node.replicas() and node.replicas()["1-1"].pid)
+        keeper = parent_of(pid)
+        witness = parent_of(keeper)
+        assert WITNESS in command_of(witness)
+        until(lambda: os.readlink(f"/proc/{pid}/cwd") == str(folder))  # it has made its mark, and runs
+        kill(witness)
+        kill(keeper)
+        (folder / "gate").touch()
+        end = watching.event(ENDS)
+    assert end == JobFinished("j", 1) if code == 0 else (end.exit_code, end.may_retry) == (code, True)
 
 
 def test_a_script_that_can_never_go_on_says_so(node, folder):

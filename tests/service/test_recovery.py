@@ -82,8 +82,15 @@ class TestAnEmptiedLog:
             job = await living.submit(name="cnt", retries=0)
             getattr(living.daemon_of(job.id), how)(job.id)
             await living.reach(job.id, Phase.SUCCEEDED if how == "finish" else Phase.FAILED)
+            ended = living.job(job.id)
             await lose(living)
-            assert living.service.scheduler.state.job(job.id) is None
+            again = living.job(job.id)
+            assert (again.phase, again.exit_code, again.exit_reason) == (
+                ended.phase,
+                ended.exit_code,
+                ended.exit_reason,
+            )
+            assert again.finished_at_s == ended.finished_at_s
             other = await living.submit(name="cnt")
             assert other.id != job.id
             assert living.daemon_of(other.id).runs[other.id].phase is RunPhase.TRAINING

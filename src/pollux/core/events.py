@@ -72,10 +72,13 @@ class JobRecovered(Caused):
     """How it ended; None: it has not."""
     reason: str = ""
     exit_code: int | None = None
+    finished_at_s: float | None = None
+    """When it ended; None: nobody remembers, or it has not."""
 
     def __post_init__(self) -> None:
         checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
         checks.finite(InvalidSpec, "submitted_at_s", self.submitted_at_s, None)
+        checks.finite(InvalidSpec, "finished_at_s", self.finished_at_s, None, optional=True)
         checks.whole(InvalidSpec, "generation", self.generation, 0)
         checks.whole(InvalidSpec, "membership", self.membership, 0)
         checks.flag(InvalidSpec, "trains", self.trains)

@@ -1,8 +1,8 @@
 """A plain command: a program that knows nothing of Pollux, in place of a replica's script. Linux.
 
 It is forked from the keeper like a replica, and then is another program: nothing of the keeper is left in it. Its
-parent is a *shim*, a fork of the keeper that does nothing but wait for it and write its exit code down. The command
-cannot outlive its shim. So a command without a record was killed: it has not come to its end.
+parent is a *shim*, a fork of the keeper that waits for it, writes its exit code down, and ends what it left behind.
+The command cannot outlive its shim. So a command without a record was killed: it has not come to its end.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import ctypes
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from pollux.node import exits
 from pollux.node.claims import NOT_MINE, make_claim
 from pollux.node.forking import Program, detach
-from pollux.node.processes import exit_code_of
+from pollux.node.processes import children, end_leftovers, exit_code_of
 
 NOT_FOUND = 127
 NOT_RUN = 126
 """The exit codes that shells have for them."""
 
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+LEFTOVER_TRIES = 100
 RECORD_TRIES = 30
 """Of a shim that finds no room for its record, a second each; its keeper, if that lives, then hears it all the same."""
 
@@ -40,13 +42,19 @@ def watch_command(program: Program, log: str, claim: str, folder: Path, told: in
         os.close(told)
         _run_command(program, log, claim, shim)
     os.write(told, b"%d" % pid)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, exits.SHIM.encode(), 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NAME, exits.SHIM.encode(), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.setsid()
     os.closerange(3, 2**31 - 1)
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     exit_code = -signal.SIGKILL if ended is None else exit_code_of(ended)
     exits.record_patiently(folder, pid, exit_code, RECORD_TRIES)
     os.waitpid(pid, 0)
+    for _ in range(LEFTOVER_TRIES):  # whatever it started comes to us as its parents end
+        if not end_leftovers(children(shim), f"POLLUX_JOB={program.environment.get('POLLUX_JOB')}"):
+            break
+        time.sleep(0.01)
     if exit_code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
         if -exit_code != signal.SIGKILL:

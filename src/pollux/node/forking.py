@@ -15,8 +15,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pollux.node import exits
 from pollux.node.accounts import account_of, become
 from pollux.node.exit_codes import HOPELESS
 
@@ -74,6 +76,15 @@ def run(role: Callable[[], object]) -> None:
             following = forked.role
 
 
+def write_ends_to(folder: Path) -> None:
+    """Scripts of processes that are forked from this one write their exit codes down there themselves (`node.exits`).
+
+    One that ends by a signal cannot. So a script that ended, and of which nobody knows how, was killed.
+    """
+    global _exits
+    _exits = folder
+
+
 def spare_the_end() -> None:
     """Have scripts of processes that are forked from this one end without the interpreter being taken apart.
 
@@ -90,6 +101,9 @@ def _end_at_once() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # closed, or a disk that is full
             stream.flush()
+    if _exits is not None:
+        with suppress(OSError):  # also if this is the process of another user, who may not write there
+            exits.record(_exits, os.getpid(), _exit_code)
     os._exit(_exit_code)
 
 
@@ -202,6 +216,7 @@ def _pythonpath(environment: Mapping[str, str]) -> list[str]:
 
 _exit_code: int | None = None
 """Of the script that has ended in this process."""
+_exits: Path | None = None
 
 _installed = [part for part in sys.path if part not in _pythonpath(os.environ)]
 """What this python finds without being told; read before anything changes it."""

@@ -457,9 +457,9 @@ class Hosting:
     def _bury_orphan(self, hosted: Hosted) -> bool:
         """Whether it has ended. Its keeper's witness, or the keeper before it was killed, wrote down how.
 
-        Where both were killed, nobody knows. A plain command ends with its shim, so that it has not come to its end; a
-        replica that was asked to leave, or handed its state over, has done so; one that had finished its training may
-        have done all its work.
+        A plain command ends with its shim, and a script writes its own end down: where there is nothing, it was killed.
+        Scripts of another user cannot write there: one that had finished its training may have done all its work. A
+        replica that was asked to leave, or handed its state over, has done so.
         """
         if is_running(hosted.pid, hosted.began):
             return False
@@ -470,7 +470,7 @@ class Hosting:
             exit_code = LEFT_AS_ASKED
         elif exit_code is None and not hosted.has_finished and hosted.is_giving_way:
             exit_code = 0
-        self._end(hosted, exit_code, may_have_finished=hosted.has_finished)
+        self._end(hosted, exit_code, may_have_finished=hosted.has_finished and self._folder.job_uid is not None)
         exits.remove(self._folder.path, hosted.pid, hosted.began)
         return True
 

@@ -33,7 +33,7 @@ from typing import TypeAlias
 import pollux
 from pollux.node import exits
 from pollux.node.commands import watch_command
-from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_log
+from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_ends_to, write_log
 from pollux.node.lines import Lines, Message
 from pollux.node.processes import children, end_leftovers, exit_code_of, start_ticks
 from pollux.node.template_pool import Start, Templates
@@ -472,6 +472,7 @@ def main() -> None:
         log.info("Another keeper serves %s.", path)
         return
     exits.prepare(given.dir)
+    write_ends_to(given.dir)
     made = _preload([name for name in given.preload.split(",") if name])
     os.chdir("/")  # lest a folder that is not ours cannot be removed or unmounted
     sys.argv[1:] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pollux.core import Action, Allocation, Job, JobRecovered, Phase, StopJob, StopReason
@@ -31,7 +33,10 @@ def recover(state: SchedulerState, event: JobRecovered) -> list[Action]:
     is_new = known is None
     job = Job(event.spec, event.submitted_at_s, len(state.jobs) + len(state.ended)) if known is None else known
     if event.outcome is not None:
-        _put(state, job, event.outcome, job.issued_generation, exit_reason=event.reason, exit_code=event.exit_code)
+        finished_at_s = state.time_s if event.finished_at_s is None else event.finished_at_s
+        generation = max(job.issued_generation, event.generation)
+        end = {"exit_reason": event.reason, "exit_code": event.exit_code, "finished_at_s": finished_at_s}
+        _put(state, job, event.outcome, generation, NOTHING, end)
         return []
     if event.generation <= job.issued_generation and not is_new:
         return []
@@ -40,8 +45,8 @@ def recover(state: SchedulerState, event: JobRecovered) -> list[Action]:
         return []
     if event.trains and job.phase not in _LEAVES_AS:
         started_at_s = state.time_s if job.first_started_at_s is None else job.first_started_at_s
-        more = {"membership": event.membership, "first_started_at_s": started_at_s}
-        _put(state, job, Phase.RUNNING, event.generation, event.allocation, **more)
+        seen = {"membership": event.membership, "first_started_at_s": started_at_s}
+        _put(state, job, Phase.RUNNING, event.generation, event.allocation, seen)
         state.keep(state.jobs[job.id])  # until the next plan
         return []
     phase, reason = _LEAVES_AS.get(job.phase, (Phase.STOPPING, StopReason.PREEMPTED))
@@ -55,7 +60,7 @@ def _put(
     phase: Phase,
     generation: int,
     allocation: Allocation = NOTHING,
-    **more: object,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     state.retarget(job.id, NOTHING)
     changes = {

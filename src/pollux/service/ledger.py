@@ -35,13 +35,15 @@ class LedgerEntry:
     """How it ended; None: it has not."""
     reason: str = ""
     exit_code: int | None = None
+    finished_at_s: float | None = None
 
     @classmethod
     def of(cls, job: Job) -> LedgerEntry:
         is_paused = job.phase in (Phase.PAUSED, Phase.PAUSING)
         if not job.phase.is_terminal:
             return cls(job.spec, job.submitted_at_s, is_paused)
-        return cls(job.spec, job.submitted_at_s, False, job.phase, job.exit_reason, job.exit_code)
+        end = job.phase, job.exit_reason, job.exit_code, job.finished_at_s
+        return cls(job.spec, job.submitted_at_s, False, *end)
 
 
 class Ledger:

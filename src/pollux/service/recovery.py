@@ -11,7 +11,6 @@ from pollux.core import (
     Job,
     JobFailed,
     JobFinished,
-    JobId,
     JobPaused,
     JobRecovered,
     NodeId,
@@ -33,13 +32,14 @@ def from_ledger(entries: Iterable[LedgerEntry], state: SchedulerState) -> Iterat
             yield JobRecovered(spec, entry.submitted_at_s, cause="its file in the folder of the cluster")
             if entry.is_paused:
                 yield JobPaused(spec.id, cause="its file in the folder of the cluster")
-        elif job is not None and not job.phase.is_terminal and entry.outcome is not None:
+        elif entry.outcome is not None and (job is None or not job.phase.is_terminal):
             yield JobRecovered(
-                job.spec,
-                job.submitted_at_s,
+                spec,
+                entry.submitted_at_s,
                 outcome=entry.outcome,
                 reason=entry.reason,
                 exit_code=entry.exit_code,
+                finished_at_s=entry.finished_at_s,
                 cause="its file in the folder of the cluster",
             )
 
@@ -60,12 +60,17 @@ def from_run(job: Job, run: RunStatus, node: NodeId) -> JobRecovered | None:
     return known
 
 
-def sentence(num_lost: int, jobs: Sequence[JobId]) -> str:
+def sentence(num_lost: int, found: Sequence[JobRecovered]) -> str:
     """What people are told of a log that has lost its end; empty: nothing was lost."""
-    if not num_lost and not jobs:
+    if not num_lost and not found:
         return ""
-    found = f"{', '.join(jobs[:MOST_NAMES])}{' …' if len(jobs) > MOST_NAMES else ''}"
-    taken_up = f"Jobs taken up again from other files: {found}." if jobs else "No job is missing."
+    names = [event.job for event in found if event.outcome is None]
+    unfinished = f"{', '.join(names[:MOST_NAMES])}{' …' if len(names) > MOST_NAMES else ''}"
+    taken_up = (
+        f"Jobs taken up again from other files: {unfinished}." if names else "No job is missing that has not ended."
+    )
+    if num_ended := len(found) - len(names):
+        taken_up += f" How {'one more' if num_ended == 1 else f'{num_ended} more'} ended is known from there, too."
     if not num_lost:
         return f"The event log did not know all jobs of this cluster. {taken_up}"
     count = "the last record" if num_lost == 1 else f"the last {num_lost} records"

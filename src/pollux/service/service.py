@@ -189,8 +189,7 @@ class Service:
                 await asyncio.sleep(RETRY_S)
         for job_id in state.jobs:  # a version before may not have written their files
             self._keep_in_ledger(job_id)
-        jobs = [event.job for event in found if isinstance(event, JobRecovered)]
-        if warning := sentence(self.log.num_lost, jobs):
+        if warning := sentence(self.log.num_lost, [event for event in found if isinstance(event, JobRecovered)]):
             log.error("%s", warning)
             self._lost = warning
 

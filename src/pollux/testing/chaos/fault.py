@@ -75,7 +75,14 @@ class Scene:
         hit = [one for one in victims if self.bed.send(one, signal.SIGKILL)]
         if not hit:
             raise NotNow("all of them have ended meanwhile")
+        self.wait_until_gone(hit)
         return f"killed {', '.join(map(str, hit))}"
+
+    def wait_until_gone(self, killed: Sequence[Process]) -> None:
+        """A process that was killed may hold its locks for some more milliseconds."""
+        until_s = time.monotonic() + FIND_S
+        while any(one.lives for one in killed) and time.monotonic() < until_s:
+            time.sleep(0.01)
 
     def stop(self, victims: Sequence[Process], seconds: float) -> str:
         """SIGSTOP, and SIGCONT after so long."""

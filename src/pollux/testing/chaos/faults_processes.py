@@ -74,6 +74,7 @@ def kill_everything(scene: Scene) -> str:
     count = 0
     while found := scene.bed.find():  # what is just being started has to go as well
         count += sum(scene.bed.send(one, 9) for one in found)
+        scene.wait_until_gone(found)
     return f"killed all {count} processes"
 
 
