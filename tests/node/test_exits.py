@@ -127,9 +127,8 @@ class TestAKeeperThatIsKilled:
         assert not (folder / "ran").exists()
 
     def test_what_a_command_left_behind_ends_with_it_without_any_keeper(self, node, folder):
-        script = (
-            f"setsid sh -c 'echo $$ > {folder / 'left'}; sleep 1000' & while [ ! -s {folder / 'left'} ]; do :; done"
-        )
+        left = folder / "left"
+        script = f"setsid sh -c 'echo $$ > {left}; sleep 1000' & while [ ! -s {left} ]; do :; done"
         _, _, keeper, witness = started(node, *until_file(script, folder / "gate"))
         with node.watching("j") as watching:
             kill(witness)
