@@ -200,7 +200,7 @@ class TestUp:
 
     @needs_root
     def test_jobs_that_go_on_keep_their_user(self, home, monkeypatch):
-        monkeypatch.setattr(up, "has_daemons", lambda folder: True)
+        monkeypatch.setattr(up, "left_in", lambda folder: True)
         home.chmod(0o711)
         told = run("up", "--job-user", "nobody", code=1).stderr
         assert "jobs run as the user who started it, and nobody is asked for" in " ".join(told.split())

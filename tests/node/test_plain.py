@@ -146,9 +146,9 @@ class TestRunning:
         _, said = outcome(node, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", gpus=2, CUDA_VISIBLE_DEVICES="9")
         assert said == "GPU-7,2\n"
 
-    def test_cpu_slots_are_threads(self, node, monkeypatch):
+    def test_cpu_slots_are_threads(self, nodes, monkeypatch):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        _, said = outcome(node, "sh", "-c", "echo $OMP_NUM_THREADS", gpus=3)
+        _, said = outcome(nodes(), "sh", "-c", "echo $OMP_NUM_THREADS", gpus=3)
         assert said == "3\n"
 
 

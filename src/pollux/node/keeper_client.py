@@ -23,7 +23,7 @@ from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import last_lines
 from pollux.node.inherited import inherited
 from pollux.node.lines import MAX_LINE_BYTES, Message, encoded
-from pollux.node.processes import command_of
+from pollux.node.processes import children, command_of
 from pollux.wire.nodes import Launch
 
 log = logging.getLogger(__name__)
@@ -196,8 +196,11 @@ class KeeperClient:
             if WITNESS in command_of(self._parent):
                 await _gone(self._parent)  # it sees the end of the keeper, and has nothing left to do
         elif end and self._unready is not None and self._unready.poll() is None:
-            os.killpg(self._unready.pid, signal.SIGKILL)  # with its witness: they have nothing yet
+            keepers = children(self._unready.pid)
+            os.killpg(self._unready.pid, signal.SIGKILL)  # the witness and its keeper: they have nothing yet
             self._unready.wait()
+            for pid in keepers:
+                await _gone(pid)
             Path(_socket(self._folder)).unlink(missing_ok=True)
         await self._disconnect()
         self._problem = Permanent("The client of the keeper is closed.")
