@@ -254,6 +254,8 @@ _FIELDS = {
         "submitted_at_s": times,
         "allocation": held_allocations,
         "trains": st.booleans(),
+        "finished_at_s": maybe(times),
+        "num_failures": st.integers(0, 3),
         "membership": st.integers(0, 3),
         "outcome": maybe(st.sampled_from([Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED])),
         "reason": texts,

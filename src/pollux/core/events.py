@@ -74,6 +74,8 @@ class JobRecovered(Caused):
     exit_code: int | None = None
     finished_at_s: float | None = None
     """When it ended; None: nobody remembers, or it has not."""
+    num_failures: int = 0
+    """As far as anybody knows."""
 
     def __post_init__(self) -> None:
         checks.instance(InvalidSpec, "spec", self.spec, JobSpec)
@@ -81,6 +83,7 @@ class JobRecovered(Caused):
         checks.finite(InvalidSpec, "finished_at_s", self.finished_at_s, None, optional=True)
         checks.whole(InvalidSpec, "generation", self.generation, 0)
         checks.whole(InvalidSpec, "membership", self.membership, 0)
+        checks.whole(InvalidSpec, "num_failures", self.num_failures, 0)
         checks.flag(InvalidSpec, "trains", self.trains)
         if self.trains and not self.allocation:
             raise InvalidSpec("allocation", {}, "a job that trains holds something", "Say what, or that it does not")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ def recover(state: SchedulerState, event: JobRecovered) -> list[Action]:
         return []
     is_new = known is None
     job = Job(event.spec, event.submitted_at_s, len(state.jobs) + len(state.ended)) if known is None else known
+    job = replace(job, num_failures=max(job.num_failures, event.num_failures))
     if event.outcome is not None:
         finished_at_s = state.time_s if event.finished_at_s is None else event.finished_at_s
         generation = max(job.issued_generation, event.generation)

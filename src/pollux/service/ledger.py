@@ -36,13 +36,14 @@ class LedgerEntry:
     reason: str = ""
     exit_code: int | None = None
     finished_at_s: float | None = None
+    num_failures: int = 0
 
     @classmethod
     def of(cls, job: Job) -> LedgerEntry:
         is_paused = job.phase in (Phase.PAUSED, Phase.PAUSING)
         if not job.phase.is_terminal:
-            return cls(job.spec, job.submitted_at_s, is_paused)
-        end = job.phase, job.exit_reason, job.exit_code, job.finished_at_s
+            return cls(job.spec, job.submitted_at_s, is_paused, num_failures=job.num_failures)
+        end = job.phase, job.exit_reason, job.exit_code, job.finished_at_s, job.num_failures
         return cls(job.spec, job.submitted_at_s, False, *end)
 
 

@@ -21,6 +21,7 @@ from pollux.service.ledger import LedgerEntry
 from pollux.wire.nodes import RunPhase, RunStatus
 
 MOST_NAMES = 8
+LEDGER = "its file in the folder of the cluster"
 
 
 def from_ledger(entries: Iterable[LedgerEntry], state: SchedulerState) -> Iterator[Event]:
@@ -29,9 +30,9 @@ def from_ledger(entries: Iterable[LedgerEntry], state: SchedulerState) -> Iterat
         spec = entry.spec
         job = state.job(spec.id)
         if job is None and entry.outcome is None:
-            yield JobRecovered(spec, entry.submitted_at_s, cause="its file in the folder of the cluster")
+            yield JobRecovered(spec, entry.submitted_at_s, num_failures=entry.num_failures, cause=LEDGER)
             if entry.is_paused:
-                yield JobPaused(spec.id, cause="its file in the folder of the cluster")
+                yield JobPaused(spec.id, cause=LEDGER)
         elif entry.outcome is not None and (job is None or not job.phase.is_terminal):
             yield JobRecovered(
                 spec,
@@ -40,7 +41,8 @@ def from_ledger(entries: Iterable[LedgerEntry], state: SchedulerState) -> Iterat
                 reason=entry.reason,
                 exit_code=entry.exit_code,
                 finished_at_s=entry.finished_at_s,
-                cause="its file in the folder of the cluster",
+                num_failures=entry.num_failures,
+                cause=LEDGER,
             )
 
 
@@ -56,7 +58,8 @@ def from_run(job: Job, run: RunStatus, node: NodeId) -> JobRecovered | None:
         case JobFinished():
             return replace(known, outcome=Phase.SUCCEEDED)
         case JobFailed(reason=reason, exit_code=code, may_retry=may_retry) if not may_retry or not job.spec.retries:
-            return replace(known, outcome=Phase.FAILED, reason=reason, exit_code=code)
+            failures = job.num_failures + 1
+            return replace(known, outcome=Phase.FAILED, reason=reason, exit_code=code, num_failures=failures)
     return known
 
 
