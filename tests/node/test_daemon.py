@@ -521,6 +521,7 @@ class TestHome:
     def test_two_daemons_are_two_nodes_with_one_token(self, nodes, folder):
         first = nodes("a")
         second = nodes("b", token_file=first.daemon.folder.token_file)
+        until((folder / "b" / "token").exists)
         assert (folder / "b" / "token").read_text() == first.daemon.folder.token, "a copy, and no token of its own"
         with first.watching("j") as watching:
             addresses = FrozenMap({"b": second.address})
