@@ -97,11 +97,13 @@ $(STAMP): pyproject.toml constraints.txt
 # Where PYTHONDONTWRITEBYTECODE is set, as in many containers, every command would compile us anew: tests start hundreds.
 COMPILE = $(PY) -m compileall -q src/pollux
 
-# Whole files to the cores: what a file sets up once is not set up in every process. Then, one by one, the tests that
-# need the machine for themselves, which are all in one folder: reading the others takes a while. Both always run; 5
-# means that ARGS leaves nothing to one of them, which is fine.
+# Whole files to the processes: what a file sets up once is not set up in each of them. There is one more than cores,
+# for many tests wait for real clusters. Then, one by one, the tests that need the machine for themselves, which are all
+# in one folder: reading the others takes a while. Both always run; 5 means that ARGS leaves nothing to one of them,
+# which is fine. What pytest makes of the tests is kept, also where PYTHONDONTWRITEBYTECODE is set.
 define RUN_TESTS
-$(PY) -m pytest -n auto --dist loadfile -m 'not quiet' $(ARGS); shared=$$?; \
+export PYTHONDONTWRITEBYTECODE=; \
+$(PY) -m pytest -n $$(($$(nproc) + 1)) --dist loadfile -m 'not quiet' $(ARGS); shared=$$?; \
 $(PY) -m pytest -m quiet -o testpaths=tests/live $(ARGS); quiet=$$?; \
 case $$shared-$$quiet in 0-0 | 0-5 | 5-0) ;; *) exit 1 ;; esac
 endef

@@ -60,7 +60,6 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     scheduler = CosineAnnealingLR(optimizer, T_max=args.epochs)
 
-    accuracy = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in range(args.epochs):
         for images, labels in train_loader:
@@ -70,10 +69,10 @@ def main() -> None:
             optimizer.step()
             steps += 1
         scheduler.step()
-        accuracy = evaluate(model, test_loader)
-        print(f"epoch {epoch + 1:2d}: accuracy {accuracy:.2f} %")
+        print(f"epoch {epoch + 1:2d}: accuracy {evaluate(model, test_loader):.2f} %")
 
     seconds = time.process_time() - start
+    accuracy = evaluate(model, test_loader)
     print(json.dumps({"metric": "accuracy", "value": accuracy, "seconds": seconds, "steps": steps}))
 
 

@@ -65,7 +65,6 @@ def main() -> None:
     scheduler = CosineAnnealingLR(optimizer, T_max=args.epochs)
     model, optimizer, train_loader, scheduler = job.prepare(model, optimizer, train_loader, scheduler)
 
-    accuracy = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in job.epochs(args.epochs):
         for images, labels in train_loader:
@@ -75,10 +74,10 @@ def main() -> None:
             optimizer.step()
             steps += 1
         scheduler.step()
-        accuracy = evaluate(model, test_loader)
-        print(f"epoch {epoch + 1:2d}: accuracy {accuracy:.2f} %")
+        print(f"epoch {epoch + 1:2d}: accuracy {evaluate(model, test_loader):.2f} %")
 
     seconds = time.process_time() - start
+    accuracy = evaluate(model, test_loader)
     print(json.dumps({"metric": "accuracy", "value": accuracy, "seconds": seconds, "steps": steps}))
 
 

@@ -94,7 +94,6 @@ def main() -> None:
     scheduler = LambdaLR(optimizer, lambda step: warm_up_then_cosine(step / total))
     model, optimizer, train_loader, scheduler = job.prepare(model, optimizer, train_loader, scheduler)
 
-    loss = evaluate(model, test_loader, job.average("validation loss"))
     start, steps = time.process_time(), 0
     for epoch in job.epochs(args.epochs):
         for (windows,) in train_loader:
@@ -105,13 +104,13 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             steps += 1
-        loss = evaluate(model, test_loader, job.average("validation loss"))
+        job.state["loss"] = evaluate(model, test_loader, job.average("validation loss"))
         if job.is_main:
-            print(f"epoch {epoch + 1:2d}: validation loss {loss:.4f}")
+            print(f"epoch {epoch + 1:2d}: validation loss {job.state['loss']:.4f}")
 
     seconds = time.process_time() - start
     if job.is_main:
-        print(json.dumps({"metric": "validation_loss", "value": loss, "seconds": seconds, "steps": steps}))
+        print(json.dumps({"metric": "validation_loss", "value": job.state["loss"], "seconds": seconds, "steps": steps}))
 
 
 if __name__ == "__main__":

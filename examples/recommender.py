@@ -71,7 +71,6 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.4)
 
-    hit_rate = evaluate(model, test_loader)
     start, steps = time.process_time(), 0
     for epoch in range(args.epochs):
         for user, items in train_loader:
@@ -81,10 +80,10 @@ def main() -> None:
             optimizer.step()
             steps += 1
         scheduler.step()
-        hit_rate = evaluate(model, test_loader)
-        print(f"epoch {epoch + 1:2d}: hit rate@10 {hit_rate:.2f} %")
+        print(f"epoch {epoch + 1:2d}: hit rate@10 {evaluate(model, test_loader):.2f} %")
 
     seconds = time.process_time() - start
+    hit_rate = evaluate(model, test_loader)
     print(json.dumps({"metric": "hit_rate_at_10", "value": hit_rate, "seconds": seconds, "steps": steps}))
 
 

@@ -143,17 +143,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_garbage() -> Iterator[None]:
-    """Torn down after all others of a test, for it is set up first."""
+def own_garbage(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torn down after all others of a test, for it is set up first.
+
+    What outlives its test is not looked through after the next ones: that would take longer than most of them.
+    """
     yield
+    getattr(request.node, "funcargs", {}).clear()  # what its fixtures gave it, which pytest keeps for a little longer
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_garbage_of_the_file() -> Iterator[None]:
-    """The same for what a file sets up once."""
+def own_garbage_of_the_file(pytestconfig: pytest.Config) -> Iterator[None]:
+    """The same for what a file sets up once, which outlives its tests."""
+    pytestconfig.stash[_SHARED_ENDED] = False
     yield
-    gc.collect()
+    if pytestconfig.stash[_SHARED_ENDED]:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    if fixturedef.scope in ("class", "module", "package"):
+        request.config.stash[_SHARED_ENDED] = True
+
+
+_SHARED_ENDED = pytest.StashKey[bool]()
+"""Something that several tests of this file shared has been torn down."""
 
 
 @pytest.fixture(scope="session", autouse=True)

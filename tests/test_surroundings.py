@@ -44,6 +44,25 @@ def test_leaves_a_process():
 def test_leaves_nothing():
     pass
 """
+LEAKY_TOGETHER = """
+import subprocess
+import pytest
+
+class Ring:
+    pass
+
+@pytest.fixture(scope="module")
+def shared():
+    ring = Ring()
+    ring.me, ring.process = ring, subprocess.Popen(["sleep", "0"], stdin=subprocess.PIPE)
+    yield ring
+
+def test_one(shared):
+    pass
+
+def test_two(shared):
+    pass
+"""
 DEAF = """
 import os, signal, sys
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1):
@@ -74,6 +93,12 @@ def test_who_leaves_a_process_behind_is_told_so_and_nobody_else(tmp_path: Path) 
     assert "ERROR test_it.py::test_leaves_a_process" in said, said
     assert "ResourceWarning" in said
     assert "PASSED test_it.py::test_leaves_nothing" in said
+
+
+def test_a_file_that_leaves_a_process_behind_is_told_so_at_its_end(tmp_path: Path) -> None:
+    said = pytest_in(tmp_path, LEAKY_TOGETHER)
+    assert "ERROR test_it.py::test_two" in said, said
+    assert "ResourceWarning" in said
 
 
 def test_machine_code_is_made_once_before_the_first_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ def job_maker() -> Iterator[Callable[..., Job]]:
     """`make_job(**options)`: jobs that are closed after the test, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.freeze()  # a job that runs out of memory collects garbage: not that of all tests before
     jobs: list[Job] = []
 
     def make(**options: Any) -> Job:
@@ -31,7 +29,6 @@ def job_maker() -> Iterator[Callable[..., Job]]:
     yield make
     for job in jobs:
         job.close()
-    gc.unfreeze()
     torch.set_num_threads(threads)
 
 

@@ -20,7 +20,7 @@ PATIENT_S = 400.0
 
 SHORT = {
     "classifier": ["--epochs", "3"],
-    "language_model": ["--epochs", "1"],
+    "language_model": ["--epochs", "1", "--width", "32", "--layers", "1"],
     "recommender": ["--epochs", "2"],
 }
 

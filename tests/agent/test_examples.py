@@ -51,6 +51,28 @@ def test_every_example_ends_with_its_result_as_json(fork) -> None:
         check(result, script.removesuffix("_adaptive"))
 
 
+@pytest.mark.parametrize("name", [*LITTLE, "regression"])
+def test_the_result_of_an_adaptive_example_is_known_to_a_replica_that_joins_after_the_last_step(name: str) -> None:
+    """It takes over the weights and `job.state`, not the variables that the loop of the others has assigned."""
+    body = _main(f"{name}_adaptive.py").body
+    (at,) = (index for index, statement in enumerate(body) if isinstance(statement, ast.For))
+    in_loop = _names(body[at : at + 1], ast.Store)
+    after = [statement for statement in body[at + 1 :] if not isinstance(statement, ast.Assign)]
+    computed = _names([one for one in body[at + 1 :] if isinstance(one, ast.Assign)], ast.Store)
+    assert (in_loop & _names(after, ast.Load)) - computed <= {"steps"}
+
+
+def _main(file: str) -> ast.FunctionDef:
+    tree = ast.parse((EXAMPLES / file).read_text())
+    (main,) = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "main")
+    return main
+
+
+def _names(statements: list[ast.stmt], context: type[ast.expr_context]) -> set[str]:
+    nodes = (node for statement in statements for node in ast.walk(statement))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+
+
 # The recommender would run no other code. Scripts under torchrun itself are in test_signals.
 @pytest.mark.parametrize(("name", "printed"), [("classifier", 2), ("language_model", 1)])
 def test_two_replicas_of_an_adaptive_example_agree_on_the_result(spawn, name: str, printed: int) -> None:

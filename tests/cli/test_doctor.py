@@ -21,6 +21,24 @@ from pollux.cli.main import app
 runner = CliRunner()
 
 
+@pytest.fixture(autouse=True)
+def asked_once(monkeypatch: pytest.MonkeyPatch, answers: dict[tuple[str, ...], str]) -> None:
+    """Commands are run by the first test that needs them: loading torch takes seconds."""
+    ask = doctor._run
+
+    def run(command: list[str]) -> str:
+        if tuple(command) not in answers:
+            answers[tuple(command)] = ask(command)
+        return answers[tuple(command)]
+
+    monkeypatch.setattr(doctor, "_run", run)
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[str, ...], str]:
+    return {}
+
+
 def checks_by_name() -> dict[str, doctor.Check]:
     return {check.name: check for check in doctor.examine()}
 

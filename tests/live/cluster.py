@@ -113,9 +113,9 @@ class LiveCluster:
         self.pollux("up", *arguments)
         return self
 
-    def start(self) -> LiveCluster:
-        """For the first time: two nodes with two slots each."""
-        return self.up("--nodes", 2, "--slots", 2, "--port", 0, *QUICK)
+    def start(self, nodes: int = 2) -> LiveCluster:
+        """For the first time: four slots in all."""
+        return self.up("--nodes", nodes, "--slots", 4 // nodes, "--port", 0, *QUICK)
 
     def down(self, *arguments: object) -> None:
         self.pollux("down", *arguments)

@@ -13,6 +13,8 @@ from pollux.node.exits import SHIM
 from pollux.node.keeper_client import KEEPER
 from pollux.node.processes import command_of, name_of, parent_of
 
+NODES = 1
+
 
 def gated(cluster: LiveCluster, name: str, script: str) -> tuple[str, Path]:
     """A plain command that waits for a file before it does what the script says; it runs when this returns."""
@@ -37,7 +39,8 @@ def test_a_job_after_the_log_was_moved_away_is_another_one(cluster: LiveCluster)
     told = cluster.run("up")
     assert "The event log has lost the last" in told.stderr
     ran = cluster.home / "ran"
-    done = cluster.run("run", "--name", "cnt", "--gpus", 1, "--", "sh", "-c", f"touch {ran}; echo second; exit 3")
+    again = ("run", "--name", "cnt", "--retries", 0, "--gpus", 1)
+    done = cluster.run(*again, "--", "sh", "-c", f"touch {ran}; echo second; exit 3")
     assert done.returncode == 3
     assert ran.exists()
     assert "second" in done.stdout
@@ -60,7 +63,7 @@ def test_how_a_command_ended_is_known_although_its_keeper_was_killed(
 
 def test_an_acknowledged_job_outlives_a_log_whose_end_is_damaged(cluster: LiveCluster) -> None:
     running, gate = gated(cluster, "running", f"echo x >> {cluster.home / 'ran-again'}")
-    waiting = cluster.pollux("submit", "--name", "waiting", "--gpus", 2, "--", "true").strip()
+    waiting = cluster.pollux("submit", "--name", "waiting", "--gpus", 4, "--", "true").strip()
     cluster.kill_service()
     wal = cluster.folder.database.with_name("pollux.db-wal")
     wal.write_bytes(wal.read_bytes()[: wal.stat().st_size // 3])

@@ -9,13 +9,13 @@ from pollux.cli.fidelity.result import MAX_SLIP
 
 pytest.importorskip("torch")
 
-NODES, SLOTS, JOBS = 8, 4, 16
+NODES, SLOTS, JOBS = 4, 8, 16
 
 
 @pytest.mark.slow
 @pytest.mark.quiet
 @pytest.mark.timeout(400)
-def test_a_burst_of_jobs_trains_on_32_slots_of_8_nodes():
+def test_a_burst_of_jobs_trains_on_32_slots_of_4_nodes():
     said: list[str] = []
     result = run_scale(nodes=NODES, slots=SLOTS, jobs=JOBS, length=0.5, tell=said.append)
     assert result.faults == (), said

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 
 from pollux.core import FrozenMap, JobId
 from pollux.errors import InvalidSpec, Permanent, Temporary
+from pollux.node.keeper import _listen
 from pollux.node.keeper_client import Child, KeeperClient
 from pollux.node.templates import Wanted, leading_imports
 from pollux.wire.nodes import Launch
@@ -271,6 +273,7 @@ def test_a_tag_is_started_once_until_it_is_forgotten(with_keeper: Any) -> None:
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
+from pollux.node.keeper import _listen
 from pollux.node.keeper_client import KeeperClient
 from pollux.wire.nodes import Launch
 
@@ -324,6 +327,27 @@ def test_a_newer_daemon_takes_the_place_of_an_older_one(with_keeper: Any, shared
         await older.close(end=False)
 
     with_keeper(scenario)
+
+
+def test_who_only_looks_whether_it_serves_takes_nobodys_place(with_keeper: Any, shared: Path) -> None:
+    """As a second keeper does that was started at nearly the same time."""
+
+    async def scenario(client: Client) -> None:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(shared / "keeper.sock"))
+            assert json.loads(probe.recv(1000))["event"] == "hello"  # it has seen the probe
+            assert await client.children() == []
+        assert await client.children() == []
+
+    with_keeper(scenario)
+
+
+def test_of_keepers_that_start_at_once_one_serves(alone: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            listeners = [sock for sock in pool.map(_listen, [alone / "keeper.sock"] * 4) if sock is not None]
+            assert len(listeners) == 1
+            listeners[0].close()
 
 
 # Templates

@@ -53,7 +53,9 @@ async def rest(living: Living) -> None:
     assert not living.running.done()
 
 
-def test_what_is_asked_for_is_refused_and_has_not_happened() -> None:
+def test_what_is_asked_for_is_refused_and_has_not_happened(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger=trouble.__name__)
+
     async def main(living: Living) -> None:
         job = await living.submit()
         with full(living):
@@ -70,6 +72,7 @@ def test_what_is_asked_for_is_refused_and_has_not_happened() -> None:
             assert SENTENCE in warning
             await rest(living)
         await living.until(lambda: not living.service.warnings)
+        assert "The log can be written again" in caplog.text
         assert living.replayed().state == living.service.scheduler.state
         assert (await living.submit()).phase is Phase.RUNNING
 

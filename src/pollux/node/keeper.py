@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import gc
 import importlib
 import logging
@@ -121,18 +122,24 @@ class Keeper:
             log.warning("Process %d of user %d is refused: the keeper belongs to user %d.", pid, uid, os.geteuid())
             sock.close()
             return
-        if self._daemon is not None:
-            log.warning("Process %d takes the place of the daemon before.", pid)
-            self._daemon.send({"event": "replaced"})
-            self._daemon.close()
-        lines = Lines(sock, self._selector, lambda message: self._asked(lines, message), self._daemon_left)
-        self._daemon = lines
+        lines = Lines(sock, self._selector, lambda message: self._heard(lines, pid, message), lambda: self._left(lines))
         lines.send({"event": "hello", "version": pollux.__version__, "parent": os.getppid()})
 
-    def _daemon_left(self) -> None:
-        log.info("The daemon is gone.")
-        self._daemon = None
-        self._alone_since_s = time.monotonic()
+    def _heard(self, lines: Lines, pid: int, message: Message) -> None:
+        """Who asks for something is the daemon. Who only connects wants to know whether a keeper serves here."""
+        if self._daemon is not lines:
+            if self._daemon is not None:
+                log.warning("Process %d takes the place of the daemon before.", pid)
+                self._daemon.send({"event": "replaced"})
+                self._daemon.close()
+            self._daemon = lines
+        self._asked(lines, message)
+
+    def _left(self, lines: Lines) -> None:
+        if self._daemon is lines:
+            log.info("The daemon is gone.")
+            self._daemon = None
+            self._alone_since_s = time.monotonic()
 
     def _tell(self, message: Message) -> None:
         if self._daemon is not None:
@@ -426,21 +433,26 @@ def _has_children() -> bool:
 
 def _listen(path: Path) -> socket.socket | None:
     """None: another keeper serves there. Who connects from now on waits until the imports are done."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-        else:
-            return None
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        listener.bind(str(path))
+        fcntl.flock(folder, fcntl.LOCK_EX)  # of two that start at once, one listens
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink(missing_ok=True)
+            else:
+                return None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen(8)
+        return listener
     finally:
-        os.umask(mask)
-    listener.listen(8)
-    return listener
+        os.close(folder)
 
 
 def _preload(names: Iterable[str]) -> dict[str, str]:

@@ -112,11 +112,13 @@ class KeeperClient:
                     elif process is not None and process.poll() is not None:
                         raise self._dead(f"The keeper ended with {process.returncode} before it was ready")
                     await asyncio.sleep(POLL_S)
+                self._unready = None
+                reader, self._writer = reached
+                self._listening = asyncio.get_running_loop().create_task(self._listen(reader))
+                with suppress(NoKeeper, LostKeeper):  # which `on_lost` tells
+                    await self.children()  # to connect is not enough: who asks for something is the keeper's daemon
         except TimeoutError:
             raise self._dead(f"The keeper did not answer within {timeout_s:g} s") from None
-        self._unready = None
-        reader, self._writer = reached
-        self._listening = asyncio.get_running_loop().create_task(self._listen(reader))
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """A connection to a keeper that is ready; waits while it gets ready. None: nobody listens, or it ended."""

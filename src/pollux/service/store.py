@@ -172,13 +172,20 @@ class SqliteLog:
                 self._db.rollback()  # nothing to do after a commit
         self._unreadable.clear()
 
-    def latest(self) -> tuple[int, SavedState] | None:
-        """As the protocol has it. A state that cannot be read is passed over, with a warning in the log."""
+    def saved_states(self) -> Iterator[tuple[int, SavedState]]:
+        """All that are kept and can be read, newest first, each with the number of the last record in it."""
         for number, document in self._snapshots():
             try:
-                return number, loads(document, SavedState)
+                saved = loads(document, SavedState)
             except InvalidDocument as error:
                 self._pass_over(number, error)
+            else:
+                yield number, saved
+
+    def latest(self) -> tuple[int, SavedState] | None:
+        """As the protocol has it. A state that cannot be read is passed over, with a warning in the log."""
+        for number, saved in self.saved_states():
+            return number, saved
         if self._unreadable:
             with clear_errors(self.path):
                 (kept,) = self._db.execute("SELECT count(*) FROM records").fetchone()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pollux.testing.chaos.fault import NotNow, Scene, fault
 from pollux.testing.chaos.processes import Process, Role
+from pollux.testing.chaos.replay import check_before_damage
 from pollux.testing.chaos.violations import Kind, Violation
 
 MANIFEST = "manifest.json"
@@ -25,7 +26,7 @@ FEW_BYTES = 600
 @fault("damaged-log-tail", ends_service=True)
 def damage_log_tail(scene: Scene) -> str:
     """kill -9 of the service, and the end of its write-ahead log is lost or overwritten."""
-    killed = scene.kill_service()
+    killed = _kill_service_with_good_log(scene)
     database = scene.bed.folder.database
     wal = database.with_name(f"{database.name}-wal")
     path = wal if wal.exists() and wal.stat().st_size else database
@@ -39,6 +40,7 @@ def damage_log_file(scene: Scene) -> str:
     told = scene.bed.pollux("down", "--leave-jobs")
     if not told.is_good:
         raise NotNow(f"pollux down --leave-jobs {told}")
+    scene.violations += check_before_damage(scene.bed)
     scene.may_refuse_log = True
     return f"ended the service; {_damage_end(scene, scene.bed.folder.database, FEW_BYTES)}"
 
@@ -46,7 +48,7 @@ def damage_log_file(scene: Scene) -> str:
 @fault("emptied-log", ends_service=True)
 def empty_log(scene: Scene) -> str:
     """kill -9 of the service, and its log is gone."""
-    killed = scene.kill_service()
+    killed = _kill_service_with_good_log(scene)
     return f"{killed}; {move_log_away(scene)}"
 
 
@@ -56,10 +58,17 @@ def restore_log(scene: Scene) -> str:
     if not scene.backups:
         raise NotNow("there is no backup yet")
     backup = scene.draw.choice(scene.backups)
-    killed = scene.kill_service()
+    killed = _kill_service_with_good_log(scene)
     moved = move_log_away(scene)
     shutil.copy(backup, scene.bed.folder.database)
     return f"{killed}; {moved}; restored {backup.name}, {len(scene.backups) - scene.backups.index(backup)} backups old"
+
+
+def _kill_service_with_good_log(scene: Scene) -> str:
+    """What it leaves must lead to one state, too: once the fault has fallen, nobody can tell any more."""
+    killed = scene.kill_service()
+    scene.violations += check_before_damage(scene.bed)
+    return killed
 
 
 def move_log_away(scene: Scene) -> str:

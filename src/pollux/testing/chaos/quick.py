@@ -23,7 +23,13 @@ NODE_OPTIONS = (
     *("--hang-after", f"{HANG_AFTER_S:g}", "--heartbeat", "0.5", "--node-timeout", "10"),
     *("--stuck-timeout", "20", "--ready-timeout", "40"),
 )
-PATIENCE = {"node_options": NODE_OPTIONS, "node_grace_s": 15.0, "retry_pause_s": RETRY_PAUSE_S, "recovery_s": 30.0}
+PATIENCE = {
+    "node_options": NODE_OPTIONS,
+    "node_grace_s": 15.0,
+    "retry_pause_s": RETRY_PAUSE_S,
+    "recovery_s": 30.0,
+    "save_every": 50,  # so that even a log that lost its beginning can be replayed from two saved states
+}
 
 
 def impatient(options: ServiceOptions) -> ServiceOptions:
