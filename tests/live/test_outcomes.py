@@ -10,8 +10,8 @@ import pytest
 from tests.live.cluster import LiveCluster, until
 
 from pollux.node.exits import SHIM
-from pollux.node.keeper_client import KEEPER
 from pollux.node.processes import command_of, name_of, parent_of
+from pollux.node.starting_keeper import KEEPER
 
 NODES = 1
 

@@ -15,8 +15,8 @@ from pollux.errors import Permanent
 from pollux.node import daemon, exits
 from pollux.node.claims import NOT_MINE, make_claim, new_claim, settle_claim, settle_last_claim
 from pollux.node.exit_codes import HOPELESS
-from pollux.node.keeper_client import KEEPER, WITNESS
 from pollux.node.processes import began_at, command_of, is_running, parent_of, start_ticks
+from pollux.node.starting_keeper import KEEPER, WITNESS
 from pollux.wire.nodes import Launch, ListRuns, ReadLog, RunJob
 
 from .daemons import short_folder, until

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +26,7 @@ from pollux.core import FrozenMap, JobId
 from pollux.errors import InvalidSpec, Permanent, Temporary
 from pollux.node.keeper import _listen
 from pollux.node.keeper_client import Child, KeeperClient
+from pollux.node.processes import members_of, start_ticks
 from pollux.node.templates import Wanted, leading_imports
 from pollux.wire.nodes import Launch
 
@@ -273,7 +276,6 @@ def test_a_tag_is_started_once_until_it_is_forgotten(with_keeper: Any) -> None:
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from pollux.node.keeper import _listen
 from pollux.node.keeper_client import KeeperClient
 from pollux.wire.nodes import Launch
 
@@ -535,15 +537,61 @@ def test_a_keeper_that_is_not_ready_yet_ends_with_its_client(alone: Path) -> Non
     async def scenario() -> None:
         client = KeeperClient()
         connecting = asyncio.create_task(client.connect(alone))
-        while client._unready is None:
-            await asyncio.sleep(0.01)
-        keeper = client._unready
+        await until(lambda: client._starting is not None)
+        group = client._starting._process.pid
         connecting.cancel()
-        await client.close(end=True)
-        assert keeper.poll() is not None
+        await client.close(end=False)
+        assert not any(map(lives, members_of(group)))
         assert not (alone / "keeper.sock").exists()
 
     asyncio.run(scenario())
+
+
+def test_a_keeper_that_is_not_ready_in_time_ends(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    caplog.set_level("INFO", logger="pollux.node")
+    with pytest.raises(Permanent, match="did not answer within 1 s"):
+        asyncio.run(KeeperClient().connect(alone, preload=("endless",), timeout_s=1.0))
+    started = [int(pid) for pid in re.findall(r"A keeper is started: process (\d+)", caplog.text)]
+    assert len(started) == 1
+    assert not any(map(lives, members_of(started[0])))
+    assert not (alone / "keeper.sock").exists()
+
+
+def test_of_two_keepers_that_start_at_once_the_one_too_many_ends_with_its_witness(alone: Path) -> None:
+    async def scenario() -> None:
+        first, second = KeeperClient(), KeeperClient()
+        place = os.open(alone, os.O_RDONLY)
+        fcntl.flock(place, fcntl.LOCK_EX)  # neither of them listens yet
+        connecting = [asyncio.create_task(client.connect(alone, preload=LIGHT)) for client in (first, second)]
+        await until(lambda: first._starting is not None and second._starting is not None)
+        groups = [client._starting._process.pid for client in (first, second)]
+        os.close(place)
+        await asyncio.gather(*connecting)
+        pids = {first.pid, second.pid}
+        lives_on = [any(map(lives, members_of(group))) for group in groups]
+        await first.close(end=False)
+        await second.close(end=True)
+        assert len(pids) == 1
+        assert sorted(lives_on) == [False, True]
+
+    asyncio.run(scenario())
+
+
+def test_a_keeper_whose_starter_was_killed_meanwhile_does_not_serve(alone: Path) -> None:
+    """Nobody would know of it, and who ends the keepers of a folder would have passed it by."""
+    starter = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    words = ("--dir", alone, "--preload", "", "--starter", starter.pid, start_ticks(starter.pid))
+    starter.kill()
+    starter.communicate()
+    keeper = [sys.executable, "-P", "-m", "pollux.node.keeper", *map(str, words)]
+    done = subprocess.run(keeper, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0
+    assert f"Process {starter.pid}, which has started this keeper, is gone" in done.stderr
+    assert os.listdir(alone) == []
 
 
 def test_a_module_that_cannot_be_loaded_is_skipped(alone: Path) -> None:

@@ -23,10 +23,11 @@ from pollux.node.claims import new_claim, settle_claim, settle_last_claim
 from pollux.node.exit_codes import LEFT_AS_ASKED
 from pollux.node.folder import StateFolder, write
 from pollux.node.hosted import Hosted, Told
-from pollux.node.keeper_client import KEEPER, WITNESS, Child, LostKeeper, NoKeeper
+from pollux.node.keeper_client import Child, LostKeeper, NoKeeper
 from pollux.node.links import Links, hand
 from pollux.node.processes import began_at, command_of, is_running, is_unreaped, parent_of, send_signal, start_ticks
 from pollux.node.roster import Roster, StoreHere
+from pollux.node.starting_keeper import KEEPER, WITNESS
 from pollux.wire.messages import AgentReport
 from pollux.wire.nodes import Launch, ReplicaHere, ReplicaNews, Spawn, Tell
 

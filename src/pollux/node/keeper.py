@@ -36,7 +36,7 @@ from pollux.node import exits
 from pollux.node.commands import watch_command
 from pollux.node.forking import Program, detach, entry, fork, run, spare_the_end, write_ends_to, write_log
 from pollux.node.lines import Lines, Message
-from pollux.node.processes import children, end_leftovers, exit_code_of, start_ticks
+from pollux.node.processes import children, end_leftovers, exit_code_of, is_running, start_ticks
 from pollux.node.template_pool import Start, Templates
 from pollux.node.templates import run_replica
 
@@ -431,8 +431,13 @@ def _has_children() -> bool:
     return True
 
 
-def _listen(path: Path) -> socket.socket | None:
-    """None: another keeper serves there. Who connects from now on waits until the imports are done."""
+def _listen(path: Path, starter: tuple[int, int] | None = None) -> socket.socket | None:
+    """None: another keeper serves there, or the starter has ended. Who connects from now on waits until the imports
+    are done.
+
+    `starter`: pid and ticks of the process that waits for this keeper. Were that killed, nobody would know that one
+    more is about to listen, and those who end all keepers of the folder would pass it by.
+    """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # of two that start at once, one listens
@@ -442,7 +447,11 @@ def _listen(path: Path) -> socket.socket | None:
             except OSError:
                 path.unlink(missing_ok=True)
             else:
+                log.info("Another keeper serves %s.", path)
                 return None
+        if starter is not None and not is_running(*starter):
+            log.info("Process %d, which has started this keeper, is gone.", starter[0])
+            return None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
         try:
@@ -476,12 +485,12 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--preload", default=",".join(PRELOAD))
     parser.add_argument("--idle-s", type=float, default=IDLE_S)
+    parser.add_argument("--starter", type=int, nargs=2, metavar=("PID", "TICKS"))
     given = parser.parse_args()
     write_log()
     path = given.dir / "keeper.sock"
-    listener = _listen(path)
+    listener = _listen(path, given.starter and tuple(given.starter))
     if listener is None:
-        log.info("Another keeper serves %s.", path)
         return
     exits.prepare(given.dir)
     write_ends_to(given.dir)

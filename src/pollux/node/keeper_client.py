@@ -6,11 +6,8 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +20,8 @@ from pollux.node.fingerprint import fingerprint
 from pollux.node.folder import last_lines
 from pollux.node.inherited import inherited
 from pollux.node.lines import MAX_LINE_BYTES, Message, encoded
-from pollux.node.processes import children, command_of
+from pollux.node.processes import command_of
+from pollux.node.starting_keeper import WITNESS, StartingKeeper, bury, gone, is_served, socket_of
 from pollux.wire.nodes import Launch
 
 log = logging.getLogger(__name__)
@@ -31,18 +29,6 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 """Imports take seconds, and many times that on a machine that is busy with them on all cores."""
 POLL_S = 0.01
-KEEPER = "pollux.node.keeper"
-WITNESS = "pollux.node.witness"
-"""Starts the keeper, and is its parent."""
-MAX_LOG_BYTES = 10 * 2**20
-"""A new keeper begins a new log if that of the ones before is larger."""
-
-# Two libraries start threads of their own when they are loaded, unless told that one is enough; and what the keeper
-# prints is to be seen. The replicas have the environments that they are given.
-FOR_KEEPER = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-_started: list[subprocess.Popen[bytes]] = []
-"""Keepers that this process started and has not seen the end of: one that outlives its client is no mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +75,8 @@ class KeeperClient:
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._count = 0
         self._is_closing = False
-        self._unready: subprocess.Popen[bytes] | None = None
-        """The keeper that we have started last, until it answers."""
+        self._starting: StartingKeeper | None = None
+        """The one that we have started last, until it answers."""
         self._problem: Exception = Permanent("The client is not connected to a keeper. Call connect first.")
 
     async def connect(
@@ -101,29 +87,45 @@ class KeeperClient:
         `preload`: what a new keeper imports, in place of torch and Pollux. Takes the place of another client.
         """
         await self._disconnect()
+        await self._end_starting()
         self._is_closing = False
         self._folder = folder
-        process: subprocess.Popen[bytes] | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 while (reached := await self._reach()) is None:
-                    if process is None and not _is_served(folder):
-                        process = self._unready = _start(folder, preload, self._environment)
-                    elif process is not None and process.poll() is not None:
-                        raise self._dead(f"The keeper ended with {process.returncode} before it was ready")
+                    if self._starting is None:
+                        if not is_served(socket_of(folder)):
+                            self._starting = StartingKeeper(folder, preload, self._environment)
+                    elif (code := self._starting.exit_code) is not None:
+                        await self._end_starting()
+                        if code != 0:  # else it left the place to another one, which was lost since
+                            raise self._dead(f"The keeper ended with {code} before it was ready")
                     await asyncio.sleep(POLL_S)
-                self._unready = None
                 reader, self._writer = reached
+                await self._settle_start()
                 self._listening = asyncio.get_running_loop().create_task(self._listen(reader))
                 with suppress(NoKeeper, LostKeeper):  # which `on_lost` tells
                     await self.children()  # to connect is not enough: who asks for something is the keeper's daemon
         except TimeoutError:
+            await self._end_starting()
             raise self._dead(f"The keeper did not answer within {timeout_s:g} s") from None
+
+    async def _settle_start(self) -> None:
+        """The one that answers has begun. If that is another one than we have started, ours is one too many."""
+        if self._starting is not None and self._starting.is_that(self.pid):
+            self._starting.release()
+            self._starting = None
+        await self._end_starting()
+
+    async def _end_starting(self) -> None:
+        if self._starting is not None:
+            await self._starting.end()
+            self._starting = None
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """A connection to a keeper that is ready; waits while it gets ready. None: nobody listens, or it ended."""
         try:
-            reader, writer = await asyncio.open_unix_connection(_socket(self._folder), limit=MAX_LINE_BYTES)
+            reader, writer = await asyncio.open_unix_connection(socket_of(self._folder), limit=MAX_LINE_BYTES)
         except OSError:
             return None
         hello: Message = {}
@@ -194,19 +196,13 @@ class KeeperClient:
         if end and self._writer is not None:
             with suppress(Temporary):
                 await self._ask("end", grace_s=float(grace_s))
-            await _gone(self.pid)
+            await gone(self.pid)
             if WITNESS in command_of(self._parent):
-                await _gone(self._parent)  # it sees the end of the keeper, and has nothing left to do
-        elif end and self._unready is not None and self._unready.poll() is None:
-            keepers = children(self._unready.pid)
-            os.killpg(self._unready.pid, signal.SIGKILL)  # the witness and its keeper: they have nothing yet
-            self._unready.wait()
-            for pid in keepers:
-                await _gone(pid)
-            Path(_socket(self._folder)).unlink(missing_ok=True)
+                await gone(self._parent)  # it sees the end of the keeper, and has nothing left to do
+        await self._end_starting()  # also without `end`: nobody would know of it, and it may come up much later
         await self._disconnect()
         self._problem = Permanent("The client of the keeper is closed.")
-        _bury()
+        bury()
 
     async def _ask(self, do: str, **fields: object) -> Message:
         if self._writer is None:
@@ -237,7 +233,7 @@ class KeeperClient:
         else:
             self._problem = NoKeeper(f"The keeper, process {self.pid}, is gone.", 1.0)
         self._lose()
-        _bury()
+        bury()
         if not is_replaced and not self._is_closing:
             self.on_lost()
 
@@ -279,72 +275,7 @@ class KeeperClient:
         return Permanent(f"{problem}. The end of {path}: {last_lines(path, 12, 1500) or 'nothing'}")
 
 
-def _start(folder: Path, preload: Iterable[str] | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Whatever is forked from it shows its environment in /proc: it has no other than jobs may see."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", WITNESS, "--dir", str(folder.absolute())]
-    if preload is not None:
-        command += ["--preload", ",".join(preload)]
-    path = folder / "keeper.log"
-    with suppress(FileNotFoundError):
-        if path.stat().st_size > MAX_LOG_BYTES:
-            path.replace(path.with_name("keeper.log.1"))
-    log_file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
-            env={**environment, **FOR_KEEPER},
-            start_new_session=True,
-        )
-    finally:
-        os.close(log_file)
-    log.info("A keeper is started: process %d.", process.pid)
-    _started.append(process)
-    return process
-
-
-def _bury() -> None:
-    """So that no keeper which we started, and which has ended, stays in the table of processes."""
-    for process in [*_started]:
-        if process.poll() is not None:
-            with suppress(ValueError):  # another thread was faster
-                _started.remove(process)
-
-
 def _peer(writer: asyncio.StreamWriter) -> int:
     sock = writer.get_extra_info("socket")
     pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return pid
-
-
-def _socket(folder: Path) -> str:
-    return str(folder / "keeper.sock")
-
-
-def _is_served(folder: Path) -> bool:
-    """A keeper that was killed may still be seen to listen for a moment."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(_socket(folder))
-        except OSError:
-            return False
-    return True
-
-
-async def _gone(pid: int) -> None:
-    """Wait until the process has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)

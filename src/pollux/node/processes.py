@@ -85,6 +85,12 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def members_of(group: int) -> list[int]:
+    """Processes of a process group, also those that were not reaped yet."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[2]) == group]
+
+
 def end_leftovers(candidates: Iterable[int], variable: str) -> list[int]:
     """Kill those that have begun with `variable` ("NAME=value") in their environment, and all below them."""
     marked = variable.encode()
