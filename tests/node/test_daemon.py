@@ -581,7 +581,9 @@ class TestTheFolder:
         assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "a" / "token").stat().st_mode) == 0o600
         assert len(node.token) == 64
-        file = json.loads((folder / "a" / "node.json").read_text())
+        path = folder / "a" / "node.json"
+        until(path.exists)  # it is written once the daemon listens
+        file = json.loads(path.read_text())
         assert f"{file['host']}:{file['port']}" == node.address
 
     def test_belongs_to_one_daemon(self, node, folder):
