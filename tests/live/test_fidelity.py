@@ -6,31 +6,34 @@ from collections.abc import Callable
 
 import pytest
 
-from pollux.cli.fidelity.result import MAX_SLIP, FidelityResult
+from pollux.cli.fidelity.result import MAX_SLIP, TOO_BUSY, FidelityResult
 from pollux.cli.fidelity.running import run_fidelity
 from pollux.errors import PacingSlipped, Permanent
 
 pytest.importorskip("torch")
 
-COMPRESSIONS = (30.0, 20.0, 12.0)
-"""With the first the workload takes half a minute. A slow machine cannot keep that pace, and is asked for less."""
+QUICK, SLOW = 30.0, 12.0
+"""How often faster than real the workload runs. At the first it takes half a minute."""
 
 
 def at_a_pace_it_can_keep(run: Callable[[float], FidelityResult]) -> FidelityResult:
-    """A run that was given up because its jobs fell behind their pace tells nothing."""
-    *quick, slow = COMPRESSIONS
-    for compress in quick:
-        try:
-            return run(compress)
-        except Permanent as error:
-            if PacingSlipped.__name__ not in str(error):
-                raise
-    return run(slow)
+    """Quick, unless that tells nothing: its jobs fell behind their pace, or the machine was busy throughout.
+
+    Starts and ends are then late by real seconds, and each of these is many emulated ones where all goes quickly.
+    Whether the bounds were met has no part in it.
+    """
+    try:
+        result = run(QUICK)
+    except Permanent as error:
+        if PacingSlipped.__name__ not in str(error):
+            raise
+        return run(SLOW)
+    return run(SLOW) if result.cpu_share is not None and result.cpu_share > TOO_BUSY else result
 
 
 @pytest.mark.slow
 @pytest.mark.quiet
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_four_emulated_jobs_do_what_the_simulator_says():
     said: list[str] = []
     result = at_a_pace_it_can_keep(lambda compress: run_fidelity("four", compress=compress, tell=said.append))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.scale import run_scale
+from benchmarks.scale import COMPRESS, ScaleResult, run_scale
 
 from pollux.cli.fidelity.result import MAX_SLIP
+from pollux.errors import PacingSlipped
 
 pytest.importorskip("torch")
 
@@ -14,10 +15,16 @@ NODES, SLOTS, JOBS = 4, 8, 16
 
 @pytest.mark.slow
 @pytest.mark.quiet
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_burst_of_jobs_trains_on_32_slots_of_4_nodes():
     said: list[str] = []
-    result = run_scale(nodes=NODES, slots=SLOTS, jobs=JOBS, length=0.5, tell=said.append)
+
+    def run(compress: float) -> ScaleResult:
+        return run_scale(nodes=NODES, slots=SLOTS, jobs=JOBS, compress=compress, length=0.5, tell=said.append)
+
+    result = run(COMPRESS)
+    if any(PacingSlipped.__name__ in fault for fault in result.faults):  # a slow or busy machine: it tells nothing
+        result = run(COMPRESS / 3)
     assert result.faults == (), said
     assert (result.slots, result.succeeded) == (NODES * SLOTS, JOBS)
     assert result.most_jobs == JOBS, "each has at least one slot, as there are enough"

@@ -10,13 +10,12 @@ from pollux.cli import output, words
 from pollux.cli.fidelity.course import Course
 from pollux.cli.fidelity.delays import Delay
 from pollux.cli.fidelity.figures import batch_picture, gpus_picture
-from pollux.cli.fidelity.result import MAX_SLIP, Bound, FidelityResult, Pair, Setting
+from pollux.cli.fidelity.result import MAX_SLIP, TOO_BUSY, Bound, FidelityResult, Pair, Setting
 
 if TYPE_CHECKING:
     from pollux.simulator.report import Cell, Section
 
 MINUTE_S = 60.0
-TOO_BUSY = 0.9
 
 
 def print_summary(result: FidelityResult) -> None:

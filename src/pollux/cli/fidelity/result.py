@@ -16,6 +16,8 @@ MAX_JCT_ERROR = 0.1
 MIN_RANK_CORRELATION = 0.9
 MAX_REALLOC_ERROR = 0.2
 MAX_SLIP = 0.05
+TOO_BUSY = 0.9
+"""The share of all cores above which a live run tells more of the machine than of Pollux."""
 
 
 @dataclass(frozen=True, slots=True)
