@@ -573,8 +573,9 @@ def test_of_two_keepers_that_start_at_once_the_one_too_many_ends_with_its_witnes
         await asyncio.gather(*connecting)
         pids = {first.pid, second.pid}
         lives_on = [any(map(lives, members_of(group))) for group in groups]
-        await first.close(end=False)
-        await second.close(end=True)
+        # Whoever asked last is its daemon, and ends it.
+        await asyncio.gather(first.close(end=True), second.close(end=True))
+        assert not any(map(lives, pids))
         assert len(pids) == 1
         assert sorted(lives_on) == [False, True]
 
