@@ -2,10 +2,11 @@
 
     python tests/repeat.py --times 10 --busy 2 tests/node/test_daemon.py -k signals
     python tests/repeat.py --times 3 --nohup            # all of `make test`
+    python tests/repeat.py --times 20 --make tests/live # some of it: on all cores, then those that want to be alone
 
-Everything that is not an option of this program goes to pytest; without any of that, `make test` is run. Each run
-writes a log; the tally at the end says which tests failed, how often, and in which logs. Exit code: 0 if all runs
-passed, else 1.
+Everything that is not an option of this program goes to pytest, or with --make to `make test`; without any of that,
+the whole of `make test` is run. Each run writes a log; the tally at the end says which tests failed, how often, and in
+which logs. Exit code: 0 if all runs passed, else 1.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,6 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=10, metavar="N", help="how many runs (default: 10)")
     parser.add_argument("--busy", type=int, default=0, metavar="K", help="beside so many busy loops")
     parser.add_argument("--nohup", action="store_true", help="with SIGHUP, SIGINT and SIGQUIT ignored")
+    parser.add_argument("--make", action="store_true", help="run `make test` with what is selected")
     parser.add_argument("--limit-s", type=float, default=3600.0, metavar="S", help="of each run (default: 3600)")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="where logs go (default: a new folder in /tmp)")
     options, selection = parser.parse_known_args(arguments)
@@ -99,9 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.logs or Path(tempfile.mkdtemp(prefix="pollux-repeat-"))
     folder.mkdir(parents=True, exist_ok=True)
     # Colours off: the names of those that failed are read from the output.
-    command = [sys.executable, "-m", "pytest", "-rfE", "--color=no", *selection]
-    if not selection:
-        command = ["make", "test", "ARGS=-rfE --color=no"]
+    words = ["-rfE", "--color=no", *selection]
+    command = [sys.executable, "-m", "pytest", *words]
+    if options.make or not selection:
+        command = ["make", "test", "ARGS=" + shlex.join(words).replace("$", "$$")]
 
     passed, failures = 0, defaultdict[str, list[str]](list)
     for number in range(1, options.times + 1):

@@ -72,6 +72,26 @@ def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
     assert "time is up" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "-rfE --color=no"),
+        (("--make", "tests/node", "-k", "not slow$"), "-rfE --color=no tests/node -k 'not slow$$'"),
+    ],
+)
+def test_make_runs_all_tests_or_those_that_are_selected(
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
+) -> None:
+    """By a program that stands in for it, and says how it was called."""
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    make.chmod(0o700)
+    command = [sys.executable, SCRIPT, "--logs", tmp_path / "logs", "--times", "1", *arguments]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run([str(word) for word in command], env={**os.environ, "PATH": path}, check=True, capture_output=True)
+    assert (tmp_path / "logs" / "run-1.log").read_text() == f"<test><ARGS={expected}>"
+
+
 @pytest.mark.parametrize("wrong", [("--times", 0), ("--busy", -1), ("--limit-s", 0)])
 def test_senseless_numbers_are_refused(tmp_path: Path, wrong: tuple[object, ...]) -> None:
     done = repeat(tmp_path, *wrong)
