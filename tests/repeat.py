@@ -99,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     selection = [word for word in selection if word != "--"]
     if options.times < 1 or options.busy < 0 or options.limit_s <= 0:
         parser.error("--times and --limit-s must be above 0, --busy at least 0")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and end what runs, as at Ctrl-C
     folder = options.logs or Path(tempfile.mkdtemp(prefix="pollux-repeat-"))
     folder.mkdir(parents=True, exist_ok=True)
     # Colours off: the names of those that failed are read from the output.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,6 +72,25 @@ def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
     done = repeat(tmp_path, "--times", 1, "--limit-s", 0.1)
     assert done.returncode == 1
     assert "time is up" in done.stdout
+
+
+def test_whoever_ends_it_ends_what_it_runs(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "test_odd.py").write_text(
+        "import os, time\nfrom pathlib import Path\n\ndef test_for_ever():\n"
+        f"    Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
+        f"    os.rename({str(tmp_path / 'new')!r}, {str(begun)!r})\n    time.sleep(1000)\n"
+    )
+    command = [sys.executable, SCRIPT, "--logs", tmp_path / "logs", "--times", "1", tmp_path / "test_odd.py"]
+    with subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL) as process:
+        deadline_s = time.monotonic() + 60
+        while not begun.exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 @pytest.mark.parametrize(
