@@ -246,10 +246,11 @@ class Replica:
         self.channel = Channel.connect(node.daemon.folder.address, node.token, PATIENT_S)
         node.links.append(self)
 
-    def say(self, phase=ReplicaPhase.TRAINING, generation=1, membership=0, step=1, has_state=True) -> Replica:
-        self.channel.send(
-            ReplicaStatus(self.job, self.replica, self.pid, phase, generation, membership, step, has_state, 0.0)
-        )
+    def say(
+        self, phase=ReplicaPhase.TRAINING, generation=1, membership=0, step=1, has_state=True, has_finished=False
+    ) -> Replica:
+        how = phase, generation, membership, step, has_state, 0.0, has_finished
+        self.channel.send(ReplicaStatus(self.job, self.replica, self.pid, *how))
         return self
 
     def hears(self) -> Instruction:

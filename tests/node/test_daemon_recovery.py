@@ -383,6 +383,24 @@ class TestAKeeperThatIsReplaced:
             node.ask(StopRun("j", 1, StopReason.PAUSED))
             assert watching.event((JobStopped, JobFinished)) == JobStopped("j", 1)
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as another user")
+    @pytest.mark.parametrize("has_finished", [False, True])
+    def test_what_another_users_replica_said_was_done_is_not_done_again(self, nodes, folder, has_finished):
+        """Such a replica cannot write its exit code down, and daemon and keeper are gone when it ends."""
+        node = nodes(job_user="nobody")
+        (link,) = train(node, folder, count=1)
+        with node.watching("j", replicas=True) as watching:
+            link.say(step=2, has_finished=has_finished)
+            watching.replica(lambda news: news.replica.status is not None and news.replica.status.step == 2)
+        node.stop()
+        node.keeper.end(f"j/{link.replica}")
+        until(lambda: node.keeper.kept[f"j/{link.replica}"] is not None)
+        node.keeper.kept.clear()
+        node.start()
+        with node.watching("j") as watching:
+            end = watching.event(JobFailed)
+        assert (end.exit_code, end.may_retry) == (None, not has_finished)
+
     def test_ends_with_a_daemon_that_has_nothing_left(self, nodes, folder, caplog):
         caplog.set_level("INFO")
         node = nodes()

@@ -1,5 +1,6 @@
 """Exit codes that outlive the keeper, and starts that happen once: real keepers, witnesses and commands."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pollux.errors import Permanent
 from pollux.node import daemon, exits
 from pollux.node.claims import NOT_MINE, make_claim, new_claim, settle_claim, settle_last_claim
 from pollux.node.exit_codes import HOPELESS
+from pollux.node.keeper_client import LostKeeper
 from pollux.node.processes import began_at, command_of, is_running, parent_of, start_ticks
 from pollux.node.starting_keeper import KEEPER, WITNESS
 from pollux.wire.nodes import Launch, ListRuns, ReadLog, RunJob
@@ -195,6 +197,45 @@ class TestAKeeperThatIsKilled:
             os.kill(keeper, signal.SIGKILL)
             assert watching.event(ENDS).exit_code == 4
         assert (folder / "ran").read_text() == "x\n"
+
+    def test_right_after_a_start_that_nobody_heard_of_the_command_runs_once(self, node, folder, monkeypatch):
+        keeper, spawn = started(node, "sleep", "1000").keeper, node.keeper.spawn
+        ran, gate = folder / "ran", folder / "gate"
+
+        async def lost(*start):
+            pid = await spawn(*start)
+            if node.keeper.pid != keeper:
+                return pid
+            while not ran.exists():
+                await asyncio.sleep(0.01)
+            os.kill(keeper, signal.SIGKILL)
+            gate.touch()
+            raise LostKeeper("It was lost before it answered.", 1.0)
+
+        monkeypatch.setattr(node.keeper, "spawn", lost)
+        with node.watching("k") as watching:
+            script = f"echo x >> {ran}; while [ ! -e {gate} ]; do sleep 0.02; done; exit 4"
+            node.ask(RunJob("k", 1, command("sh", "-c", script, job="k"), on(a=1)))
+            assert watching.event(ENDS).exit_code == 4
+        assert ran.read_text() == "x\n"
+
+    def test_with_the_daemon_in_the_middle_of_a_start_the_command_runs_once(self, node, folder):
+        """It comes to run when no daemon is there; the next one finds it by its mark alone."""
+        keeper, ran = started(node, "sleep", "1000").keeper, folder / "ran"
+        os.kill(keeper, signal.SIGSTOP)
+        until(lambda: _state(keeper) == "T")
+        script = f"echo x >> {ran}; while [ ! -e {folder / 'gate'} ]; do sleep 0.02; done; exit 4"
+        node.ask(RunJob("k", 1, command("sh", "-c", script, job="k"), on(a=1)))
+        until(lambda: "1-1" in node.replicas("k"))
+        node.stop()
+        os.kill(keeper, signal.SIGCONT)
+        until(ran.exists)
+        kill(keeper)
+        node.start()
+        with node.watching("k") as watching:
+            (folder / "gate").touch()
+            assert watching.event(ENDS).exit_code == 4
+        assert ran.read_text() == "x\n"
 
 
 class TestClaims:

@@ -10,7 +10,7 @@ from tests.service.living import Living, live
 
 from pollux.core import JobId, Phase, StopReason
 from pollux.service.ledger import Ledger
-from pollux.wire.nodes import RunPhase, StopRun
+from pollux.wire.nodes import RunJob, RunPhase, StopRun
 
 
 def empty(living: Living) -> None:
@@ -32,6 +32,19 @@ async def lose(living: Living) -> None:
     await living.kill()
     empty(living)
     await living.start()
+
+
+async def lose_all(living: Living) -> None:
+    """The files of the jobs are gone, too."""
+    await living.kill()
+    empty(living)
+    shutil.rmtree(living.place.jobs)
+    await living.start()
+
+
+def starts(living: Living) -> list[RunJob]:
+    """What daemons were asked to run."""
+    return [request for daemon in living.daemons for request in daemon.asked if isinstance(request, RunJob)]
 
 
 class TestAnEmptiedLog:
@@ -104,6 +117,17 @@ class TestAnEmptiedLog:
             ended = await living.reach(job.id, phase)
             assert ended.exit_code == (1 if how == "fail" else None)
             assert not [request for request in living.daemon_of(job.id).asked if isinstance(request, StopRun)]
+
+        live(main)
+
+    def test_jobs_of_a_version_that_kept_no_files_of_them_get_some(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit()
+            await living.kill()
+            shutil.rmtree(living.place.jobs)
+            await living.start()
+            await lose(living)
+            assert (await living.reach(job.id, Phase.RUNNING)).spec == job.spec
 
         live(main)
 
@@ -201,6 +225,36 @@ class TestIds:
         ledger.note(JobId("cnt-7"))
         ledger.note(JobId("unnumbered"))
         assert ledger.new_id("cnt", 2) == "cnt-8"
+
+    def test_those_of_runs_that_daemons_alone_remember_are_taken(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(name="cnt")
+            living.daemon_of(job.id).finish(job.id)
+            await living.reach(job.id, Phase.SUCCEEDED)
+            await lose_all(living)
+            assert (await living.submit(name="cnt", until=None)).id != job.id
+
+        live(main)
+
+    def test_daemons_are_told_which_of_two_jobs_of_one_id_they_run(self) -> None:
+        async def main(living: Living) -> None:
+            job = await living.submit(name="cnt")
+            living.service.pause(job.id)
+            await living.reach(job.id, Phase.PAUSED)
+            living.service.resume(job.id)
+            await living.reach(job.id, Phase.RUNNING)
+            first, again = (request.launch.submission for request in starts(living))
+            assert first
+            assert again == first, "it is the same one"
+            for daemon in living.daemons:
+                daemon.runs.clear()
+                daemon.asked.clear()
+            await lose_all(living)
+            assert (await living.submit(name="cnt")).id == job.id, "nobody knows the first one any more"
+            (other,) = (request.launch.submission for request in starts(living))
+            assert other not in ("", first)
+
+        live(main)
 
     def test_a_full_disk_does_not_make_them_repeat(self, tmp_path) -> None:
         ledger = Ledger(tmp_path / "jobs")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import shutil
 import sqlite3
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from pollux.core import JobId, JobSpec, JobSubmitted
 from pollux.errors import Permanent
 from pollux.scheduler import Record, Scheduler
-from pollux.service import salvage
+from pollux.service import salvage, serving
+from pollux.service.options import ServiceOptions
+from pollux.service.place import ClusterFolder
 from pollux.service.store import SqliteLog
 
 COUNT = 200
@@ -113,6 +118,38 @@ def test_damage_anywhere_leaves_a_log_that_replays(path, fill, seed):
         problem = str(error)
     assert not problem or "cannot be read" in problem
     assert found == [f"j-{number}" for number in range(1, len(found) + 1)]
+
+
+def test_the_process_of_the_service_goes_on_with_what_can_be_read(fill, monkeypatch):
+    found = []
+
+    class Looks:
+        """In place of the service: takes its log, and has ended."""
+
+        def __init__(self, options, place, provider, store):
+            self.options = options
+            found.append((store.last_number, store.num_lost))
+
+        async def run(self):
+            pass
+
+        def end(self, *, stop_jobs):
+            pass
+
+    monkeypatch.setattr(serving, "Service", Looks)
+    with tempfile.TemporaryDirectory(prefix="sv-", dir="/tmp") as home:
+        place = ClusterFolder(Path(home) / "cluster")
+        place.make()
+        place.lock()
+        try:
+            fill(place.database)
+            content = place.database.read_bytes()
+            at = content.index(b'"id":"j-100"')
+            place.database.write_bytes(content[:at] + b"\0" * 8 + content[at + 8 :])
+            asyncio.run(serving._serve(ServiceOptions(place.path, port=0), place))
+        finally:
+            place.unlock()
+    assert found == [(99, COUNT - 99)]
 
 
 def test_a_file_of_another_program_is_not_touched(path):

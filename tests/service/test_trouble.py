@@ -26,7 +26,8 @@ WRITES = ("append", "note", "put", "save")
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trouble, "RETRY_S", 0.01)
     monkeypatch.setattr(visiting, "HEAR_AGAIN_S", 0.01)
-    monkeypatch.setattr("pollux.service.world.RETRY_S", 0.01)
+    for module in ("world", "service"):
+        monkeypatch.setattr(f"pollux.service.{module}.RETRY_S", 0.01)
 
 
 @contextmanager
@@ -166,6 +167,22 @@ def test_a_service_that_starts_meanwhile_recovers_and_goes_on() -> None:
         await home.stop()
 
     live(main, node_grace_s=0.05)
+
+
+def test_jobs_that_the_log_has_lost_are_taken_up_when_there_is_room() -> None:
+    async def main(living: Living) -> None:
+        job = await living.submit()
+        await living.kill()
+        for path in living.folder.glob("pollux.db*"):
+            path.unlink()
+        await living.start(wait=False)
+        with full(living):
+            await living.until(lambda: living.service.warnings)
+            assert living.service.is_recovering
+        await living.until(lambda: not living.service.is_recovering)
+        assert (await living.reach(job.id, Phase.RUNNING)).generation == 1
+
+    live(main)
 
 
 def test_a_service_that_ends_meanwhile_ends_well() -> None:
