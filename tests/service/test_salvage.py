@@ -72,6 +72,7 @@ def test_a_file_without_its_end_leads_to_what_came_before(path, fill, save_at, c
     with caplog.at_level(logging.WARNING):
         found, lost = jobs(path)
     assert found == [f"j-{number}" for number in range(1, len(found) + 1)]
+    assert len(found) >= COUNT // 2, "more than half of the file is there"
     assert len(found) + lost == COUNT
     assert "It is kept as" in caplog.text
     assert (path.parent / "pollux.damaged1.db").stat().st_size < len(content)
@@ -116,7 +117,7 @@ def test_damage_anywhere_leaves_a_log_that_replays(path, fill, seed):
         found, _ = jobs(path)
     except Permanent as error:  # a record whose text was hit says which one it is, and what to do
         problem = str(error)
-    assert not problem or "cannot be read" in problem
+    assert "cannot be read" in problem if problem else len(found) >= COUNT // 3
     assert found == [f"j-{number}" for number in range(1, len(found) + 1)]
 
 

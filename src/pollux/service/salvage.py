@@ -11,7 +11,7 @@ import json
 import logging
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -63,19 +63,14 @@ def _set_aside(path: Path) -> Path:
 
 def _copy(damaged: Path, new: SqliteLog) -> None:
     with closing(sqlite3.connect(damaged, isolation_level=None)) as old, suppress(sqlite3.DatabaseError):
+        old.execute("PRAGMA writable_schema = ON")  # else nothing is read of a file that is shorter than it says
         snapshots = [row for row in _rows(old, "snapshots", "number, state") if _is_whole(row[1])]
         saved = max((number for number, _ in snapshots), default=0)
-        records = [row for row in _rows(old, "records", _COLUMNS) if _is_json(row[1])]
-        numbers = {row[0] for row in records}
-        first = last = saved
-        while last + 1 in numbers:
-            last += 1
-        while first in numbers:
-            first -= 1
-        kept = [row for row in records if first < row[0] <= last]
-        useful = [row for row in snapshots if row[0] >= first]  # no gap between it and the records after it
-        new.fill(kept, useful, list(_rows(old, "facts", "key, value")))
-        log.warning("%d records and %d saved states were read from %s.", len(kept), len(useful), damaged)
+        before, after = list(_records(old, count(saved, -1))), list(_records(old, count(saved + 1)))
+        # No gap between a state and the records after it.
+        useful = [row for row in snapshots if row[0] >= saved - len(before)]
+        new.fill([*reversed(before), *after], useful, list(_rows(old, "facts", "key, value")))
+        log.warning("%d records and %d saved states were read from %s.", len(before) + len(after), len(useful), damaged)
 
 
 def _is_whole(state: bytes) -> bool:
@@ -94,12 +89,28 @@ def _is_json(document: str) -> bool:
     return True
 
 
-def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[Any]:
-    """Row by row: whatever lies on a page that cannot be read is passed over."""
+def _records(db: sqlite3.Connection, numbers: Iterable[int]) -> Iterator[Any]:
+    """Those of these numbers, up to the first that cannot be read."""
+    for number in numbers:
+        row = _row(db, "records", _COLUMNS, number)
+        if row is None or not _is_json(row[1]):
+            return
+        yield row
+
+
+def _rows(db: sqlite3.Connection, table: str, columns: str) -> list[Any]:
+    """All that are found from either end of a small table, but for those that cannot be read themselves."""
+    found = set[int]()
+    for order in ("ASC", "DESC"):
+        with suppress(sqlite3.DatabaseError):
+            for (rowid,) in db.execute(f"SELECT rowid FROM {table} NOT INDEXED ORDER BY rowid {order}"):
+                found.add(rowid)
+    rows = (_row(db, table, columns, rowid) for rowid in sorted(found))
+    return [row for row in rows if row is not None]
+
+
+def _row(db: sqlite3.Connection, table: str, columns: str, rowid: int) -> Any:
+    """None: there is none, or it lies on a page that cannot be read."""
     with suppress(sqlite3.DatabaseError):
-        (highest,) = db.execute(f"SELECT max(rowid) FROM {table}").fetchone()
-        for rowid in range(1, (highest or 0) + 1):
-            with suppress(sqlite3.DatabaseError):
-                row = db.execute(f"SELECT {columns} FROM {table} WHERE rowid = ?", (rowid,)).fetchone()
-                if row is not None:
-                    yield row
+        return db.execute(f"SELECT {columns} FROM {table} WHERE rowid = ?", (rowid,)).fetchone()
+    return None
