@@ -184,8 +184,7 @@ class TestAKeeperThatIsKilled:
         finally:
             node.end()
 
-    def test_in_the_middle_of_a_start_the_command_runs_once(self, node, folder):
-        """Stopped, the keeper forks and answers when nobody listens any more: its successor must not fork again."""
+    def test_before_it_has_heard_of_a_start_its_successor_runs_the_command_once(self, node, folder):
         keeper = started(node, "sleep", "1000").keeper
         os.kill(keeper, signal.SIGSTOP)
         until(lambda: _state(keeper) == "T")
