@@ -321,6 +321,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
     def after() -> None:
         nonlocal steps_meanwhile
+        assert job.steps < 3 or begun.wait(60.0)
         steps_meanwhile += begun.is_set() and not release.is_set()
         if steps_meanwhile == 30:
             release.set()

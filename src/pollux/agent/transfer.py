@@ -111,7 +111,8 @@ class Giver:
             _limit_waiting(connection, socket.SO_SNDTIMEO, STALL_TIMEOUT_S)
             asked = self._asked(connection)
             if asked is None:
-                log.warning("%s asked for the state of this replica without its key, and was refused.", peer)
+                log.warning("%s asked for the state of this replica without its key, and is refused.", peer)
+                connection.sendall(_LENGTH.pack(0))
                 return
             kind, nonces = asked
             try:
@@ -140,7 +141,6 @@ class Giver:
             proof, _proof(self._secret + self.key, b"taker", kind + mine + theirs)
         ):
             return kind, mine + theirs
-        connection.sendall(_LENGTH.pack(0))
         return None
 
 
