@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LATENESS = Path(__file__).resolve().with_name("lateness")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 NOT_HEARD = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """What nohup, and a shell for the background jobs of a script, have a command ignore."""
@@ -52,8 +53,10 @@ def busy_loops(count: int, at_most_s: float) -> Iterator[None]:
             loop.wait()
 
 
-def run_once(command: list[str], log: Path, *, is_deaf: bool, limit_s: float) -> int | None:
+def run_once(command: list[str], log: Path, *, is_deaf: bool, late_s: float, limit_s: float) -> int | None:
     """The exit code; None: the time was up, and the command and all of its session were killed."""
+    paths = [str(LATENESS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    late = {"LATE_S": f"{late_s:g}", "PYTHONPATH": os.pathsep.join(paths)} if late_s else {}
 
     def ignore() -> None:
         for number in NOT_HEARD:
@@ -67,6 +70,7 @@ def run_once(command: list[str], log: Path, *, is_deaf: bool, limit_s: float) ->
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, **late},
             preexec_fn=ignore if is_deaf else None,
         )
         try:
@@ -91,14 +95,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10, metavar="N", help="how many runs (default: 10)")
     parser.add_argument("--busy", type=int, default=0, metavar="K", help="beside so many busy loops")
+    parser.add_argument(
+        "--late", type=float, default=0.0, metavar="S", help="what happens beside a test is so many seconds late"
+    )
     parser.add_argument("--nohup", action="store_true", help="with SIGHUP, SIGINT and SIGQUIT ignored")
     parser.add_argument("--make", action="store_true", help="run `make test` with what is selected")
     parser.add_argument("--limit-s", type=float, default=3600.0, metavar="S", help="of each run (default: 3600)")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="where logs go (default: a new folder in /tmp)")
     options, selection = parser.parse_known_args(arguments)
     selection = [word for word in selection if word != "--"]
-    if options.times < 1 or options.busy < 0 or options.limit_s <= 0:
-        parser.error("--times and --limit-s must be above 0, --busy at least 0")
+    if options.times < 1 or options.busy < 0 or options.late < 0 or options.limit_s <= 0:
+        parser.error("--times and --limit-s must be above 0, --busy and --late at least 0")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and end what runs, as at Ctrl-C
     folder = options.logs or Path(tempfile.mkdtemp(prefix="pollux-repeat-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in range(1, options.times + 1):
         log, began_s = folder / f"run-{number}.log", time.monotonic()
         with busy_loops(options.busy, options.limit_s + 3 * LAST_WORDS_S):
-            code = run_once(command, log, is_deaf=options.nohup, limit_s=options.limit_s)
+            code = run_once(command, log, is_deaf=options.nohup, late_s=options.late, limit_s=options.limit_s)
         how = "passed" if code == 0 else "time is up" if code is None else f"exit code {code}"
         print(f"run {number} of {options.times}: {how}, {time.monotonic() - began_s:.0f} s, {log}", flush=True)
         if code == 0:

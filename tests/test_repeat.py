@@ -113,7 +113,28 @@ def test_make_runs_all_tests_or_those_that_are_selected(
     assert (tmp_path / "logs" / "run-1.log").read_text() == f"<test><ARGS={expected}>"
 
 
-@pytest.mark.parametrize("wrong", [("--times", 0), ("--busy", -1), ("--limit-s", 0)])
+LATE = """
+import os, subprocess, sys, threading
+
+def test_it():
+    ask = "import sitecustomize, os; print(sitecustomize.LATE_S, os.replace.__name__)"
+    told = subprocess.run([sys.executable, "-P", "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["0.01", "act_late"]
+    done = []
+    thread = threading.Thread(target=done.append, args=(1,))
+    thread.start()
+    thread.join()
+    assert done == [1]
+"""
+
+
+def test_what_happens_beside_a_test_can_be_late(tmp_path: Path) -> None:
+    (tmp_path / "test_odd.py").write_text(LATE)
+    done = repeat(tmp_path, "--times", 1, "--late", 0.01)
+    assert done.returncode == 0, (tmp_path / "logs" / "run-1.log").read_text()
+
+
+@pytest.mark.parametrize("wrong", [("--times", 0), ("--busy", -1), ("--late", -1), ("--limit-s", 0)])
 def test_senseless_numbers_are_refused(tmp_path: Path, wrong: tuple[object, ...]) -> None:
     done = repeat(tmp_path, *wrong)
     assert done.returncode == 2
