@@ -115,7 +115,7 @@ def test_all_are_killed_and_the_next_generation_goes_on_from_the_checkpoint(tria
     for pid in made.pids().values():
         os.kill(pid, signal.SIGKILL)
     assert isinstance(cluster.wait_end(made.job, 1, PATIENCE_S), JobFailed)
-    made.start(3)
+    made.start(3, waits=False)
     assert made.generation == 2
     made.tell("hurry")
     check_end(made, 3)

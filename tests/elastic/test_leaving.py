@@ -64,7 +64,7 @@ def test_a_job_that_is_stopped_while_it_writes_its_last_checkpoint_has_it(trial:
 
 def test_the_last_one_that_has_the_state_saves_it_although_it_was_not_the_first(trial: Trials) -> None:
     """All move to another node; the first one dies on the way, and so does the one that was to take over."""
-    made = begin(trial, "switch:1-2:1:pause switch:1-1:1", "--passes", 3, "--step-s", 0.02)
+    made = begin(trial, "switch:1-2:1:pause switch:1-1:1", "--passes", 3, "--step-s", 0.1)
     made.expect_ready(made.wait())
     made.wait_step(5).resize(on(n1=1), waits=False)
     await_pause(made, "switch")

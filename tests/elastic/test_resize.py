@@ -117,7 +117,7 @@ def test_a_job_that_is_resized_trains_as_one_that_is_not(trial: Trials) -> None:
 
 
 def test_a_job_moves_to_other_nodes_with_all_its_state(trial: Trials) -> None:
-    moving = trial("--passes", 6, "--norm", "--adam", "--step-s", 0.05).start(on(n0=2))
+    moving = trial("--passes", 6, "--norm", "--adam", "--step-s", 0.2).start(on(n0=2))
     for where in (on(n1=2), on(n0=1, n1=1), on(n0=2, n1=2), on(n0=3)):
         moving.resize(where).wait_step(moving.steps + 3)
     results = moving.finish()
@@ -141,7 +141,7 @@ def test_a_job_moves_to_other_nodes_with_all_its_state(trial: Trials) -> None:
     ids=["workers", "shards", "stream", "accumulation"],
 )
 def test_every_way_of_loading_follows_the_replicas(trial: Trials, options: tuple[object, ...]) -> None:
-    changing = trial(*options, "--passes", 4, "--step-s", 0.05).start(1)
+    changing = trial(*options, "--passes", 4, "--step-s", 0.2).start(1)
     for number in (3, 2):
         changing.resize(number).wait_step(changing.steps + 3)
     result = agreed(changing.finish())
@@ -277,9 +277,10 @@ def test_members_agree_while_the_batch_size_adapts(trial: Trials) -> None:
 
 
 def test_the_last_of_many_resizes_counts(trial: Trials, cluster: LocalCluster) -> None:
-    hasty = trial("--passes", 8, "--step-s", 0.05).start(1)
+    hasty = trial("--passes", 8, "--step-s", 0.2).start(1).tell("wait")
     for number in (2, 4, 3):
         hasty.resize(number, waits=False)
+    hasty.take_back("wait")
     first, second, third = (hasty.wait(generation) for generation in (2, 3, 4))
     assert isinstance(first, GenerationAbandoned)
     assert isinstance(second, GenerationAbandoned)

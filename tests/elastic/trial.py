@@ -36,6 +36,7 @@ class Trial:
     <replica>.jsonl   a line for each step that the replica has finished
     <replica>.json    what it had at the end
     hurry             while it is there, steps take no time, whatever `--step-s` says
+    wait              while it is there, newcomers wait before they come to their loop
     fail              newcomers fail before they come to their loop
     diverge           newcomers come to another loop than the others
     hold              while it is there, replicas stay in their evaluation, and say so by <replica>.held

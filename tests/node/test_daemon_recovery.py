@@ -161,7 +161,8 @@ class TestSuccessors:
     def test_what_other_nodes_have_outlives_a_restart_of_the_machine(self, nodes, folder):
         token_file = folder / "token"
         token_file.write_text("x" * 64)
-        node, other = (nodes(name, token_file=token_file) for name in "ab")
+        patient = replace(QUICK, node_timeout_s=PATIENT_S)  # the machine is away for as long as it takes
+        node, other = (nodes(name, token_file=token_file, run=patient) for name in "ab")
         _, survivor = train(node, folder, 1, b=(other, 1))
         node.stop()
         node.keeper.kill_all()
