@@ -198,7 +198,7 @@ def test_newcomers_hear_that_the_job_was_stopped(trial: Trials) -> None:
 def test_a_job_that_is_stopped_as_all_its_replicas_move_ends_at_once(trial: Trials) -> None:
     """Long before a leaver is given up (a minute) or newcomers are (five)."""
     moving = trial("--passes", 40, "--step-s", 0.05, "--stop-when-resized").start(on(n0=2)).wait_step(2)
-    moving.resize(on(n1=2), waits=False)
+    moving.tell("resize").resize(on(n1=2), waits=False)
     assert isinstance(moving.cluster.wait_end(moving.job, timeout_s=PATIENCE_S / 3), JobFinished)
 
 
@@ -206,7 +206,7 @@ def test_a_replica_that_leaves_is_still_heard(trial: Trials) -> None:
     """The first one stops the job when it hears that it is to leave."""
     stopping = trial("--passes", 50, "--step-s", 0.02, "--stop-when-resized").start(on(n0=1, n1=1))
     stopping.wait_step(30)  # by now the replicas talk after every so many steps only
-    stopping.resize(on(n1=1), waits=False)
+    stopping.tell("resize").resize(on(n1=1), waits=False)
     agreed(stopping.finish(hurries=False))
     assert len(by_step(stopping)) < 50 * A_PASS
     assert_equal_on_all_members(stopping)

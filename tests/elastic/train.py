@@ -47,7 +47,9 @@ parser.add_argument(
     "--break-after", type=int, default=0, help="leave the loop over the loader after every so many steps of the job"
 )
 parser.add_argument("--stop-at", type=int, default=0, help="the first replica stops the job after so many steps")
-parser.add_argument("--stop-when-resized", action="store_true", help="it does so when it hears of other members")
+parser.add_argument(
+    "--stop-when-resized", action="store_true", help="it waits until it hears of other members, and then does so"
+)
 options = parser.parse_args()
 
 FEATURES, CLASSES = 8, 4
@@ -208,8 +210,11 @@ def train_one_pass() -> None:
             schedule.step()
             write_step()
         job.average("loss").add(loss.detach(), len(y))
-        is_resized = options.stop_when_resized and job._membership.is_pending
-        if job.is_main and (is_resized or job.steps + 1 == options.stop_at):
+        if options.stop_when_resized and NAME == "1-1" and is_told("resize"):
+            while not job._membership.is_pending:
+                time.sleep(0.01)
+            job.stop()
+        if job.is_main and job.steps + 1 == options.stop_at:
             job.stop()
         pause(options.step_s)
         if options.break_after and (job.steps + 1) % options.break_after == 0:

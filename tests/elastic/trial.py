@@ -39,6 +39,7 @@ class Trial:
     wait              while it is there, newcomers wait before they come to their loop
     fail              newcomers fail before they come to their loop
     diverge           newcomers come to another loop than the others
+    resize            with --stop-when-resized, the first replica waits until it hears of other members
     hold              while it is there, replicas stay in their evaluation, and say so by <replica>.held
     """
 

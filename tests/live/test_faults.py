@@ -23,7 +23,8 @@ def assert_trained_well(cluster: LiveCluster, course: Course) -> None:
 
 
 def assert_never_noticed(cluster: LiveCluster, course: Course) -> None:
-    until(lambda: "TrainingStarted" in cluster.kinds(course.job), lambda: cluster.story(course.job))  # the end may be told first
+    # The end of a short job may be told first.
+    until(lambda: "TrainingStarted" in cluster.kinds(course.job), lambda: cluster.story(course.job))
     kinds = cluster.kinds(course.job)
     assert kinds.count("TrainingStarted") == 1
     assert not {"TrainingResumed", "JobStopped", "ReplicaLost"} & set(kinds)
