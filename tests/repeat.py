@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=10, metavar="N", help="how many runs (default: 10)")
     parser.add_argument("--busy", type=int, default=0, metavar="K", help="beside so many busy loops")
     parser.add_argument(
-        "--late", type=float, default=0.0, metavar="S", help="what happens beside a test is so many seconds late"
+        "--late", type=float, default=0.0, metavar="S", help="delay processes, threads, logs and files by S seconds"
     )
     parser.add_argument("--nohup", action="store_true", help="with SIGHUP, SIGINT and SIGQUIT ignored")
     parser.add_argument("--make", action="store_true", help="run `make test` with what is selected")

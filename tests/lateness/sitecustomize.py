@@ -1,8 +1,7 @@
-"""What happens beside a test happens late, so that one that does not wait for it fails each time and not by chance.
+"""Delays processes, threads, log messages and files, so that a test that does not wait for them is likely to fail.
 
-Python runs this file in every process that finds its folder in PYTHONPATH (`tests/repeat.py --late S`). In all of them,
-by so many seconds: a process begins late, so does each thread, what a thread logs is logged late, and files are late
-under the names that they are moved or linked to.
+Python runs this file in every process that has its folder in PYTHONPATH (`tests/repeat.py --late S`). Each process and
+each thread starts S seconds late, threads log late, and renamed or linked files appear late under their new names.
 """
 
 from __future__ import annotations
