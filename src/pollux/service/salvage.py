@@ -63,7 +63,7 @@ def _set_aside(path: Path) -> Path:
 
 def _copy(damaged: Path, new: SqliteLog) -> None:
     with closing(sqlite3.connect(damaged, isolation_level=None)) as old, suppress(sqlite3.DatabaseError):
-        old.execute("PRAGMA writable_schema = ON")  # else nothing is read of a file that is shorter than it says
+        old.execute("PRAGMA writable_schema = ON")  # else SQLite refuses a truncated file
         snapshots = [row for row in _rows(old, "snapshots", "number, state") if _is_whole(row[1])]
         saved = max((number for number, _ in snapshots), default=0)
         before, after = list(_records(old, count(saved, -1))), list(_records(old, count(saved + 1)))
