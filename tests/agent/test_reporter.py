@@ -120,7 +120,7 @@ def test_what_waits_is_sent_at_the_close():
     assert [notice for report in found for notice in report.notices] == [entry_at(2)]
 
 
-def test_a_close_ends_a_long_pause_and_tries_once_more():
+def test_a_close_ends_a_long_pause_and_tries_again():
     paused = threading.Event()
     script = Script(Temporary("The receiver is away.", 1e9), Temporary("It still is.", 1e9))
     reporter = None
@@ -136,17 +136,40 @@ def test_a_close_ends_a_long_pause_and_tries_once_more():
     reporter.close(PATIENCE_S)
     assert not script._outcomes
     assert not reporter._thread.is_alive()
-    assert script.taken.empty()
+    assert script.next() == report_at(1)
+
+
+def test_a_close_tries_as_long_as_it_may(caplog):
+    script = Script(*[Temporary("There is no connection yet.", 60.0)] * 3)
+    reporter = Reporter(script.post, pause=script.pause)
+    reporter.note(entry_at(1))
+    reporter.send(report_at(1))
+    reporter.close(PATIENCE_S)
+    assert script.next() == report_at(1, notices=(entry_at(1),))
+    assert not reporter._thread.is_alive()
+    assert "did not arrive" not in caplog.text
+
+
+def test_what_a_close_cannot_deliver_is_said(caplog):
+    def post(report):
+        raise Temporary("There is no connection.", 60.0)
+
+    reporter = Reporter(post)
+    reporter.send(report_at(1))
+    reporter.close(0.2)
+    reporter._thread.join(PATIENCE_S)
+    assert "The last report of job j did not arrive. There is no connection." in caplog.text
 
 
 def test_the_real_pause_ends_with_the_close():
     tried = threading.Event()
 
-    def post(report):
+    def fail():
         tried.set()
-        raise Temporary("The receiver is away.", 60.0)
+        raise Temporary("The receiver is away.", 1e9)
 
-    reporter = Reporter(post)
+    script = Script(fail)
+    reporter = Reporter(script.post)
     reporter.send(report_at(1))
     assert tried.wait(PATIENCE_S)
     reporter.close(PATIENCE_S)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pollux.node import starting_keeper
+from pollux.node import links, starting_keeper
 
 from .daemons import until
 
@@ -21,3 +21,9 @@ def every_keeper_has_ended() -> Iterator[None]:
         return not starting_keeper._released
 
     until(have_ended)
+
+
+@pytest.fixture
+def nobody_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that tests speak for replicas stand when these end: their daemon does not wait for more words."""
+    monkeypatch.setattr(links, "LAST_WORDS_S", 0.01)

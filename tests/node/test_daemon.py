@@ -23,7 +23,7 @@ from pollux.core import (
     StopReason,
 )
 from pollux.errors import InvalidSpec, Permanent, StaleGeneration, Temporary
-from pollux.node import daemon, hosting, roster
+from pollux.node import daemon, hosting, links, roster
 from pollux.node.accounts import account_of
 from pollux.node.daemon import count_slots
 from pollux.node.folder import StateFolder, last_lines
@@ -40,6 +40,7 @@ from pollux.wire.nodes import (
     ListRuns,
     NodeDescription,
     Refused,
+    ReplicaNews,
     ReportNews,
     ResizeRun,
     RunJob,
@@ -53,6 +54,8 @@ from pollux.wire.nodes import (
 from pollux.wire.replicas import Join, Leave, ReplicaPhase
 
 from .daemons import PATIENT_S, Node, Replica, freeze, launch, report, short_folder, until
+
+pytestmark = pytest.mark.usefixtures("nobody_closes")
 
 
 @pytest.fixture
@@ -363,6 +366,46 @@ class TestReplicas:
             assert news.report == report(7)
             with pytest.raises(TimeoutError):
                 deaf.channel.receive(ReportNews, 0.05)
+
+    def test_what_it_said_last_is_heard_before_its_end(self, node, folder, monkeypatch):
+        monkeypatch.setattr(links, "LAST_WORDS_S", PATIENT_S)
+        node.ask(spawn(folder, "1-0"))
+        replica = Replica(node, "1-0").say()
+
+        def finish():
+            replica.say(has_finished=True).channel.send(report(7))
+            replica.close()
+            node.keeper.on_exit("j/1-0", replica.pid, 0)  # before the loop has read any of that
+
+        until(lambda: node.replicas()["1-0"].status)
+        with node.watching("j", replicas=True) as watching:
+            node.loop.call_soon_threadsafe(finish)
+            news = [watching.news()]
+            while not (isinstance(news[-1], ReplicaNews) and news[-1].replica.exit_code == 0):
+                news.append(watching.news())
+        assert [one.report for one in news if isinstance(one, ReportNews)] == [report(7)]
+        assert news[-1].replica.status.has_finished
+
+    def test_its_report_may_come_on_a_connection_that_is_younger_than_its_end(self, node, folder):
+        node.ask(spawn(folder, "1-0"))
+        replica = Replica(node, "1-0")
+        node.keeper.end("j/1-0")
+        until(lambda: node.replicas()["1-0"].exit_code)
+        with node.watching("j", replicas=True) as watching:
+            replica.say().channel.send(report(7))
+            while not isinstance(news := watching.news(), ReportNews):
+                pass
+        assert news.report == report(7)
+        assert node.replicas()["1-0"].status is None
+
+    def test_a_connection_that_outlives_it_does_not_hide_its_end(self, node, folder):
+        node.ask(spawn(folder, "1-0"))
+        replica = Replica(node, "1-0").say()
+        until(lambda: node.replicas()["1-0"].status)
+        node.keeper.end("j/1-0")
+        assert until(lambda: node.replicas()["1-0"].exit_code) == -9
+        with pytest.raises(Temporary):
+            replica.hears_to_the_end()
 
 
 class TestHome:

@@ -53,6 +53,8 @@ from pollux.wire.replicas import Join, ReplicaPhase
 
 from .daemons import PATIENT_S, QUICK, Node, freeze, launch, short_folder, until
 
+pytestmark = pytest.mark.usefixtures("nobody_closes")
+
 
 @pytest.fixture
 def folder():

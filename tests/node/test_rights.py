@@ -51,6 +51,8 @@ REQUESTS = (
     Watch("j"),
 )
 
+pytestmark = pytest.mark.usefixtures("nobody_closes")
+
 
 @pytest.fixture
 def node():

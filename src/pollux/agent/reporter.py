@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+LAST_PAUSE_S = 0.05
+"""Between the tries of a reporter that is being closed: the script waits for them."""
 MAX_NOTICES = 256
 """About 200 kB as JSON; a job that loses contact for days keeps its last ones, and the journal has them all."""
 
@@ -46,6 +49,8 @@ class Reporter:
         self._max_notices = max_notices
         self._dropped = 0
         self._closing = threading.Event()
+        self._until_s = 0.0
+        """Once it is closed: how long it tries."""
         self._pause = self._closing.wait if pause is None else pause
         self._thread: threading.Thread | None = None
         if post is not None:
@@ -68,8 +73,10 @@ class Reporter:
                 self._keep((entry,))
 
     def close(self, timeout_s: float) -> None:
-        """Try once more to deliver what waits, for no longer than that; may be called again."""
+        """Deliver what waits, trying for no longer than that; may be called again."""
         with self._lock:
+            if not self._closing.is_set():
+                self._until_s = time.monotonic() + timeout_s
             self._closing.set()
             self._is_news |= bool(self._notices)
             self._lock.notify()
@@ -102,11 +109,17 @@ class Reporter:
             try:
                 post(report)
             except Temporary as error:
+                self._take_back(report)
+                if is_last:
+                    if time.monotonic() + LAST_PAUSE_S >= self._until_s:
+                        log.warning("The last report of job %s did not arrive. %s", report.job, error.args[0])
+                        return
+                    is_last = False  # a short job may be over before its connection stands
+                    time.sleep(LAST_PAUSE_S)
+                    continue
                 if pause_s == FIRST_PAUSE_S:
                     log.warning("Reports of job %s do not arrive; training goes on. %s", report.job, error)
-                self._take_back(report)
-                if not is_last:
-                    self._pause(min(max(pause_s, error.retry_after_s), LONGEST_PAUSE_S))
+                self._pause(min(max(pause_s, error.retry_after_s), LONGEST_PAUSE_S))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
             except Permanent as error:

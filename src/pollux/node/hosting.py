@@ -217,7 +217,10 @@ class Hosting:
             self._begin(self._forget(tag))
         elif hosted.pid in (0, pid):
             hosted.pid = pid
-            self._end(hosted, exit_code)
+            if hosted.link is None:
+                self._end(hosted, exit_code)
+            else:
+                self._begin(self._hear_out_and_end(hosted, exit_code))
 
     # What the daemon does by itself
 
@@ -408,6 +411,10 @@ class Hosting:
             self._roster.save(hosted.job)
         self._tell_news(hosted)
 
+    async def _hear_out_and_end(self, hosted: Hosted, exit_code: int) -> None:
+        await self.links.hear_out(hosted)
+        self._end(hosted, exit_code)
+
     def _end(self, hosted: Hosted, exit_code: int | None, *, may_have_finished: bool = False) -> None:
         """`exit_code` None: nobody knows it, or the replica never began."""
         if not hosted.is_alive:
@@ -463,6 +470,9 @@ class Hosting:
         replica that was asked to leave, or handed its state over, has done so.
         """
         if is_running(hosted.pid, hosted.began):
+            return False
+        if hosted.link is not None:
+            self._begin(self.links.hear_out(hosted))
             return False
         exit_code = exits.read(self._folder.path, hosted.pid, hosted.began)
         if exit_code is None and is_unreaped(hosted.pid, hosted.began) and _is_witnessed(hosted.pid):

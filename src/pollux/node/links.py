@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from pollux.errors import Permanent, PolluxError
 from pollux.node.hosted import Hosted
@@ -17,6 +19,9 @@ from pollux.wire.replicas import Instruction, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
+LAST_WORDS_S = 1.0
+"""A process that a replica has left behind may hold its connection open: nobody waits longer for it to be closed."""
+
 
 class Links:
     """`on_heard` is called for each word of a replica on itself, `on_report` for each report of its job."""
@@ -27,30 +32,46 @@ class Links:
         self._roster = roster
         self._on_heard = on_heard
         self._on_report = on_report
+        self._served: dict[Peer, asyncio.Event] = {}
+        """Set when the connection is closed."""
 
     async def serve(self, peer: Peer, first: ReplicaStatus) -> None:
         """Listen to a replica until its connection is lost, or until it has made another one."""
         hosted = self._hosted(first)
-        if hosted.link is not None:
-            hosted.link.close()
-        hosted.link = peer
-        if hosted.told is not None:
-            hand(hosted, hosted.told)
+        if hosted.is_alive:
+            if hosted.link is not None:
+                hosted.link.close()
+            hosted.link = peer
+            if hosted.told is not None:
+                hand(hosted, hosted.told)
         message: ReplicaStatus | AgentReport = first
+        self._served[peer] = closed = asyncio.Event()
         try:
-            while hosted.link is peer and hosted.is_alive:
+            while hosted.link is peer or not hosted.is_alive:
                 self._take(hosted, message)
                 message = await peer.receive(ReplicaStatus | AgentReport)
         finally:
+            del self._served[peer]
+            closed.set()
             if hosted.link is peer:
                 hosted.link = None
+
+    async def hear_out(self, hosted: Hosted) -> None:
+        """Of a replica that has ended: what it said last may not have been read yet, and tells how it ended."""
+        peer = hosted.link
+        if peer is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._served[peer].wait()
+        peer.close()
 
     def _hosted(self, first: ReplicaStatus) -> Hosted:
         hosted = self._roster.find(first.job, first.replica)
         if hosted is not None and not hosted.is_alive and not hosted.pid:
             log.warning("%s, which was given up when its keeper was lost, is ended.", hosted.tag)
             send_signal(first.pid, signal.SIGKILL)
-        if hosted is None or not hosted.is_alive or (hosted.pid and hosted.pid != first.pid):
+        if hosted is None or (hosted.pid != first.pid and (hosted.pid or not hosted.is_alive)):
             raise Permanent(f"{first.job}/{first.replica} with pid {first.pid} is not a replica of this node.")
         return hosted
 
@@ -61,7 +82,7 @@ class Links:
         hosted.heard_at_s = time.monotonic()
         if isinstance(message, AgentReport):
             self._on_report(message)
-        else:
+        elif hosted.is_alive:  # else how it ended is what counts
             hosted.status = message
             self._on_heard(hosted)
 
