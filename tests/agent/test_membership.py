@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pollux.agent.agreement import StepAgreement
 from pollux.agent.environment import Environment
 from pollux.agent.membership import Membership
-from pollux.agent.rendezvous import Card
+from pollux.agent.rendezvous import Card, Rendezvous
+from pollux.agent.transfer import take
 from pollux.core import JobId
-from pollux.wire.replicas import Join
+from pollux.wire.replicas import Join, Leave
+
+PATIENCE_S = 30.0
 
 
 class Store:
@@ -88,6 +94,49 @@ class Held:
 
     def full(self) -> dict[str, Any]:
         return {"full": True}
+
+
+class Told:
+    """What of a link is used here."""
+
+    newest: Any = None
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_leaver_gives_on_when_those_who_take_its_state_change(store: dist.TCPStore, monkeypatch) -> None:
+    """One of them was lost: another one may be taking the state just then, or know of this offer alone."""
+    address = f"127.0.0.1:{store.port}"
+    told, begun, goes_on = Told(), threading.Event(), threading.Event()
+
+    class Slow(Held):
+        def full(self) -> dict[str, Any]:
+            begun.set()
+            assert goes_on.wait(PATIENCE_S)
+            return {"full": True}
+
+    leaver = Membership(Environment())
+    leaver._link = told  # type: ignore[assignment]
+    leaves = [Leave(JobId("j"), 2, membership, address, hands_over=True) for membership in (0, 1)]
+    told.newest = leaves[0]
+    with ThreadPoolExecutor() as threads:
+        left = threads.submit(leaver._hand_over, leaves[0], Slow())
+        member = Rendezvous(address)
+        offered = member.await_offer(join(), lambda: False)
+        assert offered is not None
+        state = threads.submit(take, offered.address, offered.key, full=True)
+        assert begun.wait(PATIENCE_S)
+        assert store.delete_key("2/offer")
+        told.newest = leaves[1]
+        again = member.await_offer(join(membership=1), left.done)
+        goes_on.set()
+        assert state.result(PATIENCE_S) == {"full": True}
+        assert again == offered
+        member.tell_taken(join(membership=1))
+        assert left.result(PATIENCE_S)
 
 
 @pytest.fixture(name="member")

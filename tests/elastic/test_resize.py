@@ -267,7 +267,7 @@ def test_a_script_that_was_edited_goes_on_from_its_checkpoint(trial: Trials, tmp
 
 def test_members_agree_while_the_batch_size_adapts(trial: Trials) -> None:
     samples = 6400
-    adapting = trial("--adapt", "--samples", samples, "--passes", 6, "--step-s", 0.005).start(2)
+    adapting = trial("--adapt", "--samples", samples, "--passes", 6, "--step-s", 0.03).start(2)
     until(lambda: adapting.records()["1-1"][-1]["batch"] > BATCH, "the batch size grows")
     for number in (3, 1):
         adapting.resize(number).wait_step(adapting.steps + 20)

@@ -326,16 +326,29 @@ class Membership:
         raise Left(is_left_with_state)
 
     def _hand_over(self, instruction: Leave, holder: Holder) -> bool:
-        """Whether those who come train with the state of this replica."""
-        has_newer = self._has_newer_than(instruction)
+        """Whether those who come train with the state of this replica.
+
+        Who comes may change, when some of them are lost. The others may be taking the state just then, or know of no
+        other place where it is: it stays where it is offered.
+        """
         try:
             with self._giver(holder) as giver:
-                rendezvous = self._rendezvous_at(instruction.store)
-                rendezvous.offer(instruction, self._card(0, holder, giver))
-                return rendezvous.await_taken(instruction, HANDOVER_S, lambda: has_newer() or self.is_asked_to_leave())
+                newest: Instruction | None = instruction
+                while isinstance(newest, Leave) and newest.hands_over:
+                    if self._is_taken(newest, self._card(0, holder, giver)):
+                        return True
+                    if self.is_asked_to_leave() or not self._has_newer_than(newest)():
+                        break
+                    newest = self._link.newest if self._link is not None else None
         except Temporary as error:
             log.warning("the state was not handed over: %s", error)
-            return False
+        return False
+
+    def _is_taken(self, instruction: Leave, card: Card) -> bool:
+        """Offer it, and wait: False if that is in vain, or if another instruction came."""
+        rendezvous, has_newer = self._rendezvous_at(instruction.store), self._has_newer_than(instruction)
+        rendezvous.offer(instruction, card)
+        return rendezvous.await_taken(instruction, HANDOVER_S, lambda: has_newer() or self.is_asked_to_leave())
 
     def _giver(self, holder: Holder) -> Giver:
         return Giver(self._host(), holder.small, holder.full, self._secret)
