@@ -123,19 +123,25 @@ def _run(
 
 
 def _answers(pipes: Sequence[Connection], patience_s: float) -> list[Any]:
+    """Of all of them: where one fails the others fail as well, for they lose it, and nobody knows who is first."""
     answers: dict[int, Any] = {}
-    while len(answers) < len(pipes):
-        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+    failures: dict[int, str] = {}
+    while len(answers) + len(failures) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers and rank not in failures]
         ready = wait(waiting, timeout=patience_s)
         if not ready:
-            raise AssertionError(f"replicas {[r for r in range(len(pipes)) if r not in answers]} gave no answer")
+            silent = [rank for rank in range(len(pipes)) if rank not in answers and rank not in failures]
+            failures |= dict.fromkeys(silent, "It gave no answer.")
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
                 is_answer, value = pipe.recv()  # type: ignore[union-attr]
             except EOFError:
-                raise AssertionError(f"replica {rank} died without a word") from None
-            if not is_answer:
-                raise AssertionError(f"replica {rank} failed:\n{value}")
-            answers[rank] = value
+                is_answer, value = False, "It died without a word."
+            if is_answer:
+                answers[rank] = value
+            else:
+                failures[rank] = value
+    if failures:
+        raise AssertionError("\n".join(f"replica {rank} failed:\n{why}" for rank, why in failures.items()))
     return [answers[rank] for rank in range(len(pipes))]
